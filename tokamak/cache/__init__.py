@@ -1,0 +1,1 @@
+"""What a request keeps on the device between steps."""

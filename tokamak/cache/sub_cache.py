@@ -1,0 +1,27 @@
+"""What a model keeps per request between steps, as a declaration.
+
+A model states its sub-caches; `groups.py` groups those that cover tokens alike, `layout.py` packs the
+groups into blocks, `arena.py` makes the one allocation and the views.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class SubCache:
+    """One kind of state: a row per token (or per `stride_tokens` tokens) in each of some layers.
+
+    A row is `heads` vectors of `width` numbers in `dtype` (`float32` or `bfloat16`).
+    """
+
+    name: str
+    layers: tuple[int, ...]
+    heads: int
+    width: int
+    dtype: str
+    stride_tokens: int = 1
+    """Tokens that share a row."""
+    keep_tokens: int = 0
+    """How many newest tokens must stay readable; 0 keeps all (full attention)."""

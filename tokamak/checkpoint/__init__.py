@@ -1,0 +1,1 @@
+"""Weights on disk to parameters on a rank."""

@@ -1,0 +1,109 @@
+"""What was decided: frozen values that never say "auto".
+
+Made once by `config/settle.py` from options, device facts and model facts; read by everyone.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+DType = Literal["float32", "bfloat16"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelFacts:
+    """What the front end and the settling of options must know of a checkpoint; no tensor is read."""
+
+    architecture: str
+    vocab_tokens: int
+    max_position_tokens: int
+    stored_dtype: str
+    """The number format most weights have, such as `Q4_1` or `bfloat16`."""
+    weight_bytes: int
+    """Bytes of the weights as stored."""
+    parameters: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelConfig:
+    """Which model, and how it is held."""
+
+    path: str
+    """A folder with config.json, or a .gguf file."""
+    served_names: tuple[str, ...]
+    """Names clients may use; the first is the one we report."""
+    load_format: Literal["auto", "random"]
+    seed: int
+    dtype: DType
+    device: str
+    max_model_len: int
+    chat_template: str | None
+    """A path to a template that replaces the model's own."""
+    facts: ModelFacts
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CacheConfig:
+    """How much is kept between steps."""
+
+    block_tokens: int
+    arena_bytes: int
+    """Bytes for all blocks; the block count follows from the model's rows."""
+    blocks: int | None
+    """A block count that overrides arena_bytes, or None."""
+    prefix_caching: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SchedulerConfig:
+    """How many requests and tokens a step and the queue may hold."""
+
+    max_num_seqs: int
+    max_num_batched_tokens: int
+    policy: Literal["fcfs", "priority"]
+    max_waiting_requests: int
+    max_waiting_tokens: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KernelConfig:
+    """How ops are chosen on the device."""
+
+    threads: int
+    prefer: tuple[tuple[str, str], ...]
+    """Pairs of op name and backend name that override the choice."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerConfig:
+    """How the HTTP server listens and what it accepts."""
+
+    host: str
+    port: int
+    uds: str | None
+    api_keys: tuple[str, ...]
+    allowed_origins: tuple[str, ...]
+    max_body_bytes: int
+    drain_timeout_s: float
+    log_level: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reason:
+    """Why a field got its value: a line of `tokamak doctor`."""
+
+    field: str
+    value: str
+    why: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineConfig:
+    """Everything an engine is built from."""
+
+    model: ModelConfig
+    cache: CacheConfig
+    scheduler: SchedulerConfig
+    kernels: KernelConfig
+    reasons: tuple[Reason, ...]

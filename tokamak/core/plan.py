@@ -1,0 +1,143 @@
+"""A step on the host: what the scheduler chose, the settled size, and what came back.
+
+Integers only (numpy); the same bytes on every rank of a replica. All types are frozen; an absent thing
+is an explicit None or an empty tuple, never a default that means "not set".
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+import numpy as np
+import numpy.typing as npt
+
+from tokamak.core.request import SamplingParams
+
+Int32s = npt.NDArray[np.int32]
+Bools = npt.NDArray[np.bool_]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Admission:
+    """A request that takes a slot in this step; everything a rank must know of it."""
+
+    request_id: str
+    slot: int
+    token_ids: Int32s
+    """Known tokens: the prompt and, after a preemption, the output so far. int32 [known]."""
+    prompt_tokens: int
+    params: SamplingParams
+    sibling: int
+    max_tokens: int
+    stop_ids: frozenset[int]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BlockGrant:
+    """Blocks appended to a slot's block table of one cache group, from entry `start` on."""
+
+    slot: int
+    group: int
+    start: int
+    block_ids: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepPlan:
+    """What the scheduler put in one step. Rows [0, prefill_rows) are prefill, the rest decode."""
+
+    seq: int
+    request_ids: tuple[str, ...]
+    slots: Int32s  # [rows]
+    query_lens: Int32s  # [rows]
+    computed_before: Int32s  # [rows] tokens already in the caches
+    prefill_rows: int
+    final_chunk: Bools  # [rows] prefill rows that end their prompt; False for decode rows
+    admissions: tuple[Admission, ...]
+    grants: tuple[BlockGrant, ...]
+
+    @property
+    def scheduled_requests(self) -> int:
+        """Request rows of this step."""
+        return len(self.request_ids)
+
+    @property
+    def scheduled_tokens(self) -> int:
+        """Token rows of this step."""
+        return int(self.query_lens.sum())
+
+    @property
+    def sampled_rows(self) -> Int32s:
+        """Request rows that get a token: final prefill chunks, then decode rows. int32 [sampled]."""
+        decode = np.arange(self.prefill_rows, self.scheduled_requests, dtype=np.int32)
+        finals = np.flatnonzero(self.final_chunk[: self.prefill_rows]).astype(np.int32)
+        return np.concatenate([finals, decode])
+
+
+class Mode(StrEnum):
+    """How the forward of a step runs."""
+
+    REQUEST_GRAPH = "request_graph"
+    TOKEN_GRAPH = "token_graph"
+    EAGER = "eager"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BatchCut:
+    """Where a step divides into two batches (two-batch overlap)."""
+
+    total: int
+    at: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepShape:
+    """The settled size of a step: what this rank runs, equal where it must be on all ranks."""
+
+    mode: Mode
+    dummy: bool
+    scheduled_requests: int
+    scheduled_tokens: int
+    running_requests: int
+    running_tokens: int
+    q_width: int
+    """Tokens per decode row in a uniform decode step; 0 in steps with prefill rows."""
+    cut: BatchCut | None
+    uniform_rows: bool
+    """Whether every data-parallel rank runs the same number of token rows."""
+    why: str
+    """A short reason code, such as `bucket` or `eager:above-ladder`."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TokenLogprobs:
+    """Log-probabilities of one position: the chosen token first, then the most likely ones."""
+
+    token_ids: Int32s  # [1 + top]
+    logprobs: npt.NDArray[np.float32]  # [1 + top]
+    rank: int
+    """How many tokens are at least as likely as the chosen one, 1 for the most likely."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RowResult:
+    """What one request got from a step."""
+
+    request_id: str
+    token_ids: tuple[int, ...]
+    """Sampled tokens; empty for a prefill chunk that is not final."""
+    logprobs: tuple[TokenLogprobs, ...]
+    """One entry per sampled token if the request asked, else empty."""
+    prompt_logprobs: tuple[TokenLogprobs, ...]
+    """Entries of the prompt positions this chunk scored, in order; empty if not asked."""
+    error: str
+    """Non-empty: this row failed and its request ends with the message."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepResult:
+    """Tokens of one step, row by row in the plan's order."""
+
+    seq: int
+    rows: tuple[RowResult, ...]

@@ -1,0 +1,1 @@
+"""Requests in, text events out: the loop, its scheduler and its processes."""

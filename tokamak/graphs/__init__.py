@@ -1,0 +1,1 @@
+"""Record and replay regions of a step."""

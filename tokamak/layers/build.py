@@ -1,0 +1,38 @@
+"""What every layer is built with: device, dtype, and ops bound to backends.
+
+Binding happens once, here; the choices made are what `tokamak doctor` prints.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import ParamSpec, TypeVar
+
+import torch
+
+from tokamak.device.facts import DeviceFacts
+from tokamak.ops.registry import Choice, Op
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+@dataclass(slots=True)
+class Build:
+    """The facts layers are built from, and the record of what was chosen."""
+
+    facts: DeviceFacts
+    device: torch.device
+    dtype: torch.dtype
+    exact: bool
+    """Whether only exact arithmetic is allowed (float32 on the CPU: the oracle of the tests)."""
+    max_model_len: int
+    prefer: Mapping[str, str] = field(default_factory=dict)
+    choices: dict[str, Choice] = field(default_factory=dict)
+
+    def bind(self, op: Op[P, R]) -> Callable[P, R]:
+        """The backend of an op on this machine; a plain call afterwards."""
+        call, choice = op.bind(self.facts, self.prefer.get(op.name))
+        self.choices[op.name] = choice
+        return call

@@ -1,0 +1,1 @@
+"""Model families; each one reads alone."""

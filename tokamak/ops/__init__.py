@@ -1,0 +1,1 @@
+"""Computations with one meaning and several backends."""

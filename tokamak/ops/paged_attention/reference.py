@@ -1,0 +1,54 @@
+"""Causal attention over paged keys and values in plain PyTorch, one request after the other."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from tokamak.ops.registry import op
+
+
+@op
+def paged_attention(
+    q: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    block_table: Tensor,
+    lengths: Tensor,
+    query_starts: Tensor,
+    prefill_requests: int,
+    scale: float,
+    window: int,
+) -> Tensor:
+    """Attend from this step's queries to all cached rows of their own request, causally.
+
+    q: [tokens, heads, head_dim]. k_cache, v_cache: [blocks, kv_heads, block_tokens, head_dim]; query
+    head h reads key head h // (heads / kv_heads). block_table: [requests, blocks] int32.
+    lengths: [requests] int32, cached tokens of the request with this step's; the last query sits at
+    position lengths - 1. query_starts: [requests + 1] int32; rows past query_starts[-1] are padding.
+    prefill_requests: the first so many requests may have several queries, the others have one.
+    scale: multiplies the scores. window: 0, or how many newest positions a query sees.
+    Returns [tokens, heads, head_dim] in the dtype of q; padding rows are zero. Softmax in float32.
+    """
+    kv_heads, head_dim = k_cache.shape[1], k_cache.shape[3]
+    groups = q.shape[1] // kv_heads
+    out = torch.zeros_like(q)
+    starts = query_starts.tolist()
+    for request, length in enumerate(lengths.tolist()):
+        begin, end = starts[request], starts[request + 1]
+        if begin == end:
+            continue
+        blocks = block_table[request, : -(-length // k_cache.shape[2])].long()
+        k = k_cache[blocks].transpose(0, 1).reshape(kv_heads, -1, head_dim)[:, :length].float()
+        v = v_cache[blocks].transpose(0, 1).reshape(kv_heads, -1, head_dim)[:, :length].float()
+        queries = q[begin:end].view(end - begin, kv_heads, groups, head_dim).float()
+        scores = torch.einsum("qhgd,hkd->hgqk", queries, k) * scale
+        at = torch.arange(length - (end - begin), length, device=q.device)[:, None]
+        keys = torch.arange(length, device=q.device)[None, :]
+        hidden = keys > at
+        if window:
+            hidden |= keys <= at - window
+        weights = scores.masked_fill(hidden, float("-inf")).softmax(dim=-1)
+        mixed = torch.einsum("hgqk,hkd->qhgd", weights, v)
+        out[begin:end] = mixed.reshape(end - begin, -1, head_dim).to(q.dtype)
+    return out

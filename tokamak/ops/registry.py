@@ -1,0 +1,97 @@
+"""How a computation gets its fast form: one meaning, several backends, chosen once.
+
+`@op` marks a PyTorch function whose body is the definition. `.backend(name, fits=...)` registers another
+function with the same signature. `bind` picks the first backend whose `fits` holds for this machine,
+in order of registration, and says why; after that a layer makes plain calls.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Generic, ParamSpec, TypeVar
+
+from tokamak.device.facts import DeviceFacts
+from tokamak.errors import NoBackendError
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+REFERENCE = "reference"
+
+OPS: dict[str, Op[..., object]] = {}
+"""Every op by name, filled when the modules of `tokamak.ops` are imported."""
+
+
+@dataclass(frozen=True, slots=True)
+class Backend(Generic[P, R]):
+    """One way to run an op. `fits` reads facts that hold for the whole run."""
+
+    name: str
+    call: Callable[P, R]
+    fits: Callable[[DeviceFacts], bool]
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """Which backend an op got, and why: a line of `tokamak doctor`."""
+
+    op: str
+    backend: str
+    why: str
+
+
+class Op(Generic[P, R]):
+    """An op: its reference, and the backends registered for it."""
+
+    def __init__(self, reference: Callable[P, R]) -> None:
+        self.name: str = reference.__name__
+        self.reference = reference
+        self.__doc__ = reference.__doc__
+        self.backends: list[Backend[P, R]] = []
+
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
+        """Run the reference."""
+        return self.reference(*args, **kwargs)
+
+    def backend(
+        self, name: str, *, fits: Callable[[DeviceFacts], bool]
+    ) -> Callable[[Callable[P, R]], Callable[P, R]]:
+        """Register a function as the backend `name`; earlier registrations are preferred."""
+
+        def register(call: Callable[P, R]) -> Callable[P, R]:
+            self.backends.append(Backend(name, call, fits))
+            return call
+
+        return register
+
+    def bind(
+        self, facts: DeviceFacts, prefer: str | None = None
+    ) -> tuple[Callable[P, R], Choice]:
+        """Choose a backend for this machine; `prefer` forces one by name.
+
+        Raises:
+            NoBackendError: the preferred backend does not exist or does not fit this machine.
+        """
+        if prefer == REFERENCE:
+            return self.reference, Choice(self.name, REFERENCE, "asked for")
+        for candidate in self.backends:
+            if prefer is not None and candidate.name != prefer:
+                continue
+            if candidate.fits(facts):
+                why = "asked for" if prefer else f"first that fits {facts.vendor} {facts.arch}"
+                return candidate.call, Choice(self.name, candidate.name, why)
+        if prefer is not None:
+            names = ", ".join([*(b.name for b in self.backends), REFERENCE])
+            raise NoBackendError(
+                f"op {self.name} has no backend {prefer!r} for {facts.vendor} {facts.arch}",
+                hint=f"it has {names}",
+            )
+        return self.reference, Choice(self.name, REFERENCE, "no backend fits this machine")
+
+
+def op(reference: Callable[P, R]) -> Op[P, R]:
+    """Make an op of the function that defines it."""
+    made: Op[P, R] = Op(reference)
+    OPS[made.name] = made  # pyright: ignore[reportArgumentType]
+    return made

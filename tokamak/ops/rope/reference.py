@@ -1,0 +1,59 @@
+"""Rotary embedding (Su et al. 2021, arXiv 2104.09864; half-rotation layout) in plain PyTorch."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from tokamak.ops.norm.reference import rms_norm
+from tokamak.ops.registry import op
+
+
+@op
+def rotate_and_cache(
+    qkv: Tensor,
+    positions: Tensor,
+    cos_sin: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    write_slots: Tensor,
+    q_norm: Tensor | None,
+    k_norm: Tensor | None,
+    eps: float,
+) -> Tensor:
+    """Norm (where weights are given) and rotate queries and keys; write keys and values to the cache.
+
+    qkv: [tokens, (heads + 2 * kv_heads) * head_dim], queries first, then keys, then values.
+    positions: [tokens] int32. cos_sin: [positions, rotary_dim] float32, cosines of the rotary_dim / 2
+    frequencies first, then sines; rotary_dim may be less than head_dim, the rest passes unrotated.
+    k_cache, v_cache: [blocks, kv_heads, block_tokens, head_dim].
+    write_slots: [tokens] int64, block * block_tokens + offset; -1 writes nothing.
+    q_norm, k_norm: [head_dim] RMS norm weights applied per head before rotation, or None.
+    Returns queries [tokens, heads, head_dim] in the dtype of qkv.
+    """
+    tokens = qkv.shape[0]
+    _, kv_heads, block_tokens, head_dim = k_cache.shape
+    heads = qkv.shape[1] // head_dim - 2 * kv_heads
+    q, k, v = qkv.view(tokens, -1, head_dim).split([heads, kv_heads, kv_heads], dim=1)
+    if q_norm is not None:
+        q = rms_norm.reference(q, q_norm, eps)
+    if k_norm is not None:
+        k = rms_norm.reference(k, k_norm, eps)
+    table = cos_sin[positions.long()]
+    q, k = _rotate(q, table), _rotate(k, table)
+    kept = write_slots >= 0
+    slots = write_slots[kept]
+    blocks, offsets = slots // block_tokens, slots % block_tokens
+    k_cache[blocks, :, offsets] = k[kept].to(k_cache.dtype)
+    v_cache[blocks, :, offsets] = v[kept].to(v_cache.dtype)
+    return q
+
+
+def _rotate(x: Tensor, table: Tensor) -> Tensor:
+    """Rotate the first rotary_dim of each head by its position; x [tokens, heads, head_dim]."""
+    half = table.shape[-1] // 2
+    cos, sin = table[:, None, :half], table[:, None, half:]
+    wide = x.float()
+    first, second, rest = wide[..., :half], wide[..., half : 2 * half], wide[..., 2 * half :]
+    turned = torch.cat([first * cos - second * sin, second * cos + first * sin, rest], dim=-1)
+    return turned.to(x.dtype)

@@ -1,0 +1,1 @@
+"""How work and tensors spread over ranks."""

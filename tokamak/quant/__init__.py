@@ -1,0 +1,1 @@
+"""Number formats of weights and caches."""

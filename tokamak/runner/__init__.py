@@ -1,0 +1,1 @@
+"""One rank: a plan in, token ids out."""

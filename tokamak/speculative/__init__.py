@@ -1,0 +1,1 @@
+"""Draft tokens ahead of the model, then verify them."""
