@@ -31,6 +31,8 @@ class Admission:
     sibling: int
     max_tokens: int
     stop_ids: frozenset[int]
+    scored_tokens: int
+    """Prompt log-probabilities already delivered, before a preemption."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,7 +55,7 @@ class StepPlan:
     query_lens: Int32s  # [rows]
     computed_before: Int32s  # [rows] tokens already in the caches
     prefill_rows: int
-    final_chunk: Bools  # [rows] prefill rows that end their prompt; False for decode rows
+    final_chunk: Bools  # [rows] prefill rows after which a token is sampled; False for decode rows
     admissions: tuple[Admission, ...]
     grants: tuple[BlockGrant, ...]
 
@@ -131,6 +133,8 @@ class RowResult:
     """One entry per sampled token if the request asked, else empty."""
     prompt_logprobs: tuple[TokenLogprobs, ...]
     """Entries of the prompt positions this chunk scored, in order; empty if not asked."""
+    complete: bool
+    """The sampler says the text is complete: a grammar has reached its end."""
     error: str
     """Non-empty: this row failed and its request ends with the message."""
 

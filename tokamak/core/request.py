@@ -200,8 +200,12 @@ class Request:
     """Sampled tokens of launched steps that the host has not seen."""
     cached_tokens: int = -1
     """Prompt tokens found in the prefix cache at first admission; -1 before it."""
+    prefill_tokens: int = 0
+    """Tokens known at the last admission: what prefill has to compute before a token is sampled."""
+    scored_tokens: int = 0
+    """Prompt log-probabilities delivered so far."""
     preemptions: int = 0
-    prefills: int = 0
+    arrival_order: int = 0
     finish_reason: FinishReason | None = None
 
     @property
