@@ -23,6 +23,8 @@ class ModelFacts:
     weight_bytes: int
     """Bytes of the weights as stored."""
     parameters: int
+    cache_token_numbers: int = 0
+    """Numbers a token adds to the caches of all layers; 0 where the checkpoint does not tell."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,0 +1,365 @@
+"""What a user asks for: every option by name, with its default, its range and its help.
+
+The same names everywhere: keyword arguments in Python, flags (`--max-model-len`), environment variables
+(`TOKAMAK_MAX_MODEL_LEN`) and keys of a TOML file (`--config` or `TOKAMAK_CONFIG`). An argument or flag
+wins over the environment, the environment over the file, the file over the default. A value may say
+"auto"; `settle.py` decides it. A name nobody knows, or a value out of range, is an OptionError of one line.
+
+Names follow vLLM's where the meaning is the same.
+"""
+
+from __future__ import annotations
+
+import difflib
+import os
+import re
+import tomllib
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Annotated, Any, Literal, cast
+
+from pydantic import BeforeValidator, Field, ValidationError
+from pydantic.fields import FieldInfo
+from pydantic_core import ErrorDetails
+from pydantic_settings import (
+    BaseSettings,
+    InitSettingsSource,
+    NoDecode,
+    PydanticBaseSettingsSource,
+    SettingsConfigDict,
+)
+
+from tokamak.errors import OptionError
+
+ENV_PREFIX = "TOKAMAK_"
+
+CONFIG_VARIABLE = "TOKAMAK_CONFIG"
+
+CACHE_VARIABLE = "TOKAMAK_CACHE"
+"""Where fetched and parsed models are kept. Read by `checkpoint/`; a place on disk, not an option."""
+
+DEFAULT_MODEL = "smollm2-135m"
+
+_BYTE_UNITS = {
+    "": 1,
+    "k": 1000,
+    "m": 1000**2,
+    "g": 1000**3,
+    "t": 1000**4,
+    "ki": 1024,
+    "mi": 1024**2,
+    "gi": 1024**3,
+    "ti": 1024**4,
+}
+
+_DTYPE_SPELLINGS = {
+    "fp32": "float32",
+    "float": "float32",
+    "bf16": "bfloat16",
+}
+
+
+def _bytes(value: object) -> object:
+    """`2GiB`, `512 MB` or `1.5G` as a number of bytes; other values pass for pydantic to judge."""
+    if not isinstance(value, str):
+        return value
+    if value == "auto":
+        return value
+    match = re.fullmatch(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([kmgt]i?)?b?\s*", value.lower())
+    if match is None:
+        raise ValueError("a number of bytes, such as 2GiB or 512MB")
+    return int(float(match[1]) * _BYTE_UNITS[match[2] or ""])
+
+
+def _spelled_dtype(value: object) -> object:
+    return _DTYPE_SPELLINGS.get(value, value) if isinstance(value, str) else value
+
+
+def _strings(value: object) -> object:
+    """A comma-separated text, or a sequence of them, as one list of texts."""
+    if isinstance(value, str):
+        return [part.strip() for part in value.split(",") if part.strip()]
+    if isinstance(value, Mapping):
+        return [f"{key}={item}" for key, item in value.items()]  # pyright: ignore[reportUnknownVariableType]
+    return value
+
+
+Auto = Literal["auto"]
+Count = Annotated[int, Field(ge=1)]
+ByteCount = Annotated[int, Field(ge=1)]
+Strings = Annotated[tuple[str, ...], NoDecode, BeforeValidator(_strings)]
+Assignments = Annotated[
+    tuple[Annotated[str, Field(pattern=r"^[A-Za-z0-9_]+=[A-Za-z0-9_]+$")], ...],
+    NoDecode,
+    BeforeValidator(_strings),
+]
+
+
+def _option(default: Any, group: str, text: str) -> Any:
+    """A field: its default, the group it is listed under, and the only copy of its help."""
+    return Field(default=default, description=text, json_schema_extra={"group": group})
+
+
+class EngineOptions(BaseSettings):
+    """Everything one may ask of an engine."""
+
+    model_config = SettingsConfigDict(
+        env_prefix=ENV_PREFIX,
+        extra="forbid",
+        frozen=True,
+        env_ignore_empty=True,
+        protected_namespaces=(),
+    )
+
+    config: str | None = _option(
+        None, "model", "A TOML file with options by these names; flags and TOKAMAK_* win over it."
+    )
+    model: str = _option(
+        DEFAULT_MODEL,
+        "model",
+        "A folder with config.json and safetensors, a .gguf file, a hub id, or smollm2-135m.",
+    )
+    revision: str | None = _option(
+        None, "model", "Branch, tag or commit of a hub id; the hub's default when left out."
+    )
+    served_model_name: Strings = _option(
+        (),
+        "model",
+        "Names clients may use; the first is reported. The model as given when left out.",
+    )
+    load_format: Literal["auto", "random"] = _option(
+        "auto",
+        "model",
+        "auto reads the checkpoint; random makes weights from config.json and seed.",
+    )
+    seed: Annotated[int, Field(ge=0, lt=2**63)] = _option(
+        0, "model", "Seeds random weights and the noise of requests that bring no seed."
+    )
+    dtype: Annotated[Literal["auto", "float32", "bfloat16"], BeforeValidator(_spelled_dtype)] = (
+        _option(
+            "auto",
+            "model",
+            "Arithmetic: float32 (fp32, exact), bfloat16 (bf16), or the CPU's best.",
+        )
+    )
+    device: Literal["auto", "cpu"] = _option("auto", "model", "Where the model runs.")
+    max_model_len: Auto | Count = _option(
+        "auto", "model", "Most tokens of prompt and output together; auto is the most that fits."
+    )
+    chat_template: str | None = _option(
+        None, "model", "A file with a jinja2 chat template that replaces the model's own."
+    )
+
+    block_size: Annotated[int, Field(ge=1, le=1024)] | Auto = _option(
+        "auto", "cache", "Tokens in one block of the cache."
+    )
+    kv_cache_memory_bytes: Annotated[Auto | ByteCount, BeforeValidator(_bytes)] = _option(
+        "auto", "cache", "Memory for the cache of all requests, such as 2GiB."
+    )
+    num_blocks_override: Count | None = _option(
+        None, "cache", "Exactly this many cache blocks, whatever memory they take."
+    )
+    memory_fraction: Annotated[float, Field(gt=0.0, le=1.0)] = _option(
+        0.5, "cache", "Share of this machine's memory for weights and cache together, in (0, 1]."
+    )
+    enable_prefix_caching: bool = _option(
+        True, "cache", "Reuse cached blocks between requests whose prompts begin alike."
+    )
+
+    max_num_seqs: Auto | Count = _option("auto", "scheduler", "Most requests that run in one step.")
+    max_num_batched_tokens: Auto | Count = _option(
+        "auto", "scheduler", "Most tokens in one step; longer prompts are cut into chunks of it."
+    )
+    scheduling_policy: Literal["fcfs", "priority"] = _option(
+        "fcfs", "scheduler", "fcfs runs requests as they come; priority runs lower numbers first."
+    )
+    max_waiting_requests: Count = _option(
+        1024, "scheduler", "Most requests in the queue; more are refused with 503."
+    )
+    max_waiting_tokens: Auto | Count = _option(
+        "auto", "scheduler", "Most prompt tokens in the queue; more are refused with 503."
+    )
+
+    threads: Auto | Annotated[int, Field(ge=1, le=1024)] = _option(
+        "auto", "kernels", "CPU threads of the model; auto is the cores this process may use."
+    )
+    kernels: Assignments = _option(
+        (), "kernels", "Backends to use, as op=backend; `tokamak doctor` lists them."
+    )
+
+    def __init__(self, **given: Any) -> None:
+        """Gather options from arguments, TOKAMAK_* variables and the TOML file, in this order.
+
+        Args:
+            given: options by name. `_from="flags"` says that they were flags, for error messages.
+
+        Raises:
+            OptionError: a name is unknown, or a value is not what the option takes.
+        """
+        spelled: str = given.pop("_from", "arguments")
+        known = option_names(type(self))
+        for name in given:
+            if name not in known:
+                raise OptionError(f"there is no option {name!r}", hint=closest(name, known))
+        _refuse_unknown_variables()
+        try:
+            super().__init__(**given)
+        except ValidationError as error:
+            raise OptionError(_explain(type(self), error, given, spelled)) from None
+
+    @classmethod
+    def settings_customise_sources(
+        cls,
+        settings_cls: type[BaseSettings],
+        init_settings: PydanticBaseSettingsSource,
+        env_settings: PydanticBaseSettingsSource,
+        dotenv_settings: PydanticBaseSettingsSource,
+        file_secret_settings: PydanticBaseSettingsSource,
+    ) -> tuple[PydanticBaseSettingsSource, ...]:
+        """Arguments, then the environment, then the TOML file."""
+        assert isinstance(init_settings, InitSettingsSource)
+        path = _config_path(cast("dict[str, Any]", init_settings.init_kwargs))
+        values = {} if path is None else read_config_file(path)
+        own = {name: value for name, value in values.items() if name in settings_cls.model_fields}
+        return init_settings, env_settings, InitSettingsSource(settings_cls, own)
+
+
+class ServeOptions(EngineOptions):
+    """Everything one may ask of a server: the engine's options, and how it listens."""
+
+    host: str = _option("127.0.0.1", "server", "Address to listen on; 0.0.0.0 is every interface.")
+    port: Annotated[int, Field(ge=0, le=65535)] = _option(
+        8000, "server", "TCP port; 0 takes a free one and prints it."
+    )
+    uds: str | None = _option(
+        None, "server", "A unix socket to listen on in place of host and port."
+    )
+    api_key: Annotated[Strings, Field(repr=False)] = _option(
+        (), "server", "Keys a client may send as a bearer token; none asked for when left out."
+    )
+    allowed_origins: Strings = _option(
+        (), "server", "Origins a browser may call from (CORS); * is all."
+    )
+    max_body_bytes: Annotated[ByteCount, BeforeValidator(_bytes)] = _option(
+        16 * 1024**2, "server", "Longest request body; a longer one gets 413."
+    )
+    drain_timeout_s: Annotated[float, Field(ge=0.0, le=86400.0)] = _option(
+        30.0, "server", "Seconds running requests may take to end after SIGTERM."
+    )
+    log_level: Literal["debug", "info", "warning", "error"] = _option(
+        "info", "server", "Least severe messages to log."
+    )
+
+
+def option_names(options: type[EngineOptions]) -> tuple[str, ...]:
+    """The names of a model's options, in the order they are documented."""
+    return tuple(options.model_fields)
+
+
+def option_group(field: FieldInfo) -> str:
+    """The group a field is listed under."""
+    return cast("dict[str, str]", field.json_schema_extra)["group"]
+
+
+def closest(name: str, known: Iterable[str]) -> str:
+    """A hint for a misspelt name: the known name most like it, or where the list is."""
+    near = difflib.get_close_matches(name, list(known), n=1, cutoff=0.5)
+    return f"did you mean {near[0]}?" if near else "docs/reference/options.md lists every option"
+
+
+def read_config_file(path: str) -> dict[str, Any]:
+    """The options of a TOML file; keys of any command are welcome, unknown ones are not.
+
+    Raises:
+        OptionError: the file cannot be read, is not TOML, or has a key that is no option.
+    """
+    try:
+        values = tomllib.loads(Path(path).read_text(encoding="utf-8"))
+    except OSError as error:
+        raise OptionError(f"config is {path!r}, which cannot be read: {error.strerror}") from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise OptionError(f"config file {path} is not TOML: {error}") from error
+    known = [name for name in option_names(ServeOptions) if name != "config"]
+    for name in values:
+        if name not in known:
+            raise OptionError(
+                f"config file {path} has {name!r}, which is no option", hint=closest(name, known)
+            )
+    return values
+
+
+def _config_path(given: Mapping[str, Any]) -> str | None:
+    path = given.get("config") or os.environ.get(CONFIG_VARIABLE) or None
+    return None if path is None else str(path)
+
+
+def _refuse_unknown_variables() -> None:
+    known = {CACHE_VARIABLE} | {
+        f"{ENV_PREFIX}{name.upper()}" for name in option_names(ServeOptions)
+    }
+    for variable in os.environ:
+        if variable.startswith(ENV_PREFIX) and variable not in known:
+            raise OptionError(
+                f"the environment has {variable}, which is no option", hint=closest(variable, known)
+            )
+
+
+def _explain(
+    options: type[EngineOptions], error: ValidationError, given: Mapping[str, Any], spelled: str
+) -> str:
+    """One line per wrong option, joined: its name, value, where it came from, what is expected."""
+    reasons: dict[str, list[str]] = {}
+    values: dict[str, object] = {}
+    for problem in error.errors(include_url=False):
+        name = str(problem["loc"][0])
+        reasons.setdefault(name, []).append(_expected(problem))
+        values.setdefault(name, problem["input"])
+    lines: list[str] = []
+    for name, expected in reasons.items():
+        secret = not options.model_fields[name].repr
+        value = "not valid" if secret else repr(values[name])
+        wanted = " or ".join(dict.fromkeys(expected))
+        lines.append(f"{name} is {value}{_source(name, given, spelled)}; it must be {wanted}")
+    return "; ".join(lines)
+
+
+def _expected(problem: ErrorDetails) -> str:
+    """What was wanted, so that it follows "it must be"."""
+    limits = problem.get("ctx", {})
+    match problem["type"]:
+        case "int_parsing" | "int_type" | "int_from_float":
+            return "an integer"
+        case "float_parsing" | "float_type":
+            return "a number"
+        case "bool_parsing" | "bool_type":
+            return "true or false"
+        case "string_type":
+            return "a text"
+        case "tuple_type":
+            return "a list of texts"
+        case "string_pattern_mismatch":
+            return "pairs of op=backend"
+        case "greater_than_equal":
+            return f"at least {limits['ge']}"
+        case "greater_than":
+            return f"above {limits['gt']}"
+        case "less_than_equal":
+            return f"at most {limits['le']}"
+        case "less_than":
+            return f"below {limits['lt']}"
+        case "literal_error":
+            return str(limits["expected"])
+        case "value_error":
+            return str(limits["error"])
+        case _:
+            return problem["msg"].removeprefix("Input should be ")
+
+
+def _source(name: str, given: Mapping[str, Any], spelled: str) -> str:
+    if name in given:
+        return f" (from the flag --{name.replace('_', '-')})" if spelled == "flags" else ""
+    variable = f"{ENV_PREFIX}{name.upper()}"
+    if os.environ.get(variable):
+        return f" (from the variable {variable})"
+    path = _config_path(given)
+    return "" if path is None else f" (from the file {path})"

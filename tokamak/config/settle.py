@@ -1,0 +1,402 @@
+"""What is decided: options, device facts and model facts become a config, with a reason for each choice.
+
+The only place where "auto" is answered and where combinations are refused. No torch, no tensor, no
+clock: the same answers on every rank and in every test. What needs the built model (how many blocks the
+cache's bytes make) is checked by `check_pool`, which the runner calls.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal, TypeVar
+
+from tokamak.config.engine import (
+    CacheConfig,
+    DType,
+    EngineConfig,
+    KernelConfig,
+    ModelConfig,
+    ModelFacts,
+    Reason,
+    SchedulerConfig,
+    ServerConfig,
+)
+from tokamak.config.options import EngineOptions, ServeOptions
+from tokamak.device.facts import DeviceFacts
+from tokamak.errors import OptionError
+
+T = TypeVar("T")
+
+AUTO: Literal["auto"] = "auto"
+
+DTYPE_BYTES: dict[DType, int] = {"float32": 4, "bfloat16": 2}
+
+CPU_BLOCK_TOKENS = 16
+CPU_MAX_NUM_SEQS = 32
+CPU_STEP_TOKENS = 512
+CPU_ARENA_BYTES = 4 * 1024**3
+QUEUED_STEPS = 1024
+"""How many full steps of prompt tokens may wait by default."""
+
+BF16_FEATURES = frozenset({"avx512_bf16", "amx_bf16", "bf16"})
+
+
+@dataclass(slots=True)
+class _Reasons:
+    """Collects why each field got its value, in the order of the decisions."""
+
+    lines: list[Reason] = field(default_factory=list[Reason])
+
+    def pick(self, name: str, asked: T | Literal["auto"], auto: T, why: str) -> T:
+        """The asked value, or the automatic one with its reason."""
+        if asked == AUTO:
+            return self.note(name, auto, why)
+        return self.note(name, asked, "asked for")
+
+    def note(self, name: str, value: T, why: str) -> T:
+        """Write a decision down and hand it on."""
+        self.lines.append(Reason(field=name, value=str(value), why=why))
+        return value
+
+
+def settle_engine(
+    options: EngineOptions, facts: DeviceFacts, model: ModelFacts, path: Path
+) -> EngineConfig:
+    """Decide everything an engine is built from.
+
+    Args:
+        options: what was asked.
+        facts: the device the model will run on.
+        model: what the checkpoint at `path` says of itself.
+        path: a folder with config.json, or a .gguf file.
+
+    Raises:
+        OptionError: a setting, or two together, cannot be met; the message names them and what works.
+    """
+    reasons = _Reasons()
+    device = reasons.pick("device", options.device, "cpu", "the device this build runs on")
+    dtype, why = settle_dtype(options, facts, model)
+    reasons.note("dtype", dtype, why)
+    scheduler = _settle_scheduler(options, model, reasons)
+    cache, max_model_len = _settle_cache(options, facts, model, dtype, scheduler, reasons)
+    config = EngineConfig(
+        model=ModelConfig(
+            path=str(path),
+            served_names=options.served_model_name or (options.model,),
+            load_format=options.load_format,
+            seed=options.seed,
+            dtype=dtype,
+            device=device,
+            max_model_len=max_model_len,
+            chat_template=_existing_template(options.chat_template),
+            facts=model,
+        ),
+        cache=cache,
+        scheduler=scheduler,
+        kernels=_settle_kernels(options, facts, reasons),
+        reasons=tuple(reasons.lines),
+    )
+    refuse_combinations(config)
+    return config
+
+
+def settle_dtype(
+    options: EngineOptions, facts: DeviceFacts, model: ModelFacts
+) -> tuple[DType, str]:
+    """The arithmetic of the model, and why."""
+    if options.dtype != AUTO:
+        return options.dtype, "asked for"
+    units = sorted(BF16_FEATURES & facts.features)
+    if units:
+        return "bfloat16", f"this CPU multiplies bfloat16 ({', '.join(units)})"
+    return (
+        "float32",
+        f"this CPU has no bfloat16 arithmetic; weights are stored as {model.stored_dtype}",
+    )
+
+
+def _settle_scheduler(
+    options: EngineOptions, model: ModelFacts, reasons: _Reasons
+) -> SchedulerConfig:
+    asked_tokens = options.max_num_batched_tokens
+    seqs = CPU_MAX_NUM_SEQS if asked_tokens == AUTO else min(CPU_MAX_NUM_SEQS, asked_tokens)
+    max_num_seqs = reasons.pick(
+        "max_num_seqs", options.max_num_seqs, seqs, "a CPU gains little from wider decode steps"
+    )
+    step_tokens = reasons.pick(
+        "max_num_batched_tokens",
+        asked_tokens,
+        max(CPU_STEP_TOKENS, max_num_seqs),
+        "large enough for full-speed prefill, small enough that running requests keep their pace",
+    )
+    longest = model.max_position_tokens if options.max_model_len == AUTO else options.max_model_len
+    max_waiting_tokens = reasons.pick(
+        "max_waiting_tokens",
+        options.max_waiting_tokens,
+        max(QUEUED_STEPS * step_tokens, longest),
+        f"{QUEUED_STEPS} steps of prefill, and never less than one longest prompt",
+    )
+    return SchedulerConfig(
+        max_num_seqs=max_num_seqs,
+        max_num_batched_tokens=step_tokens,
+        policy=options.scheduling_policy,
+        max_waiting_requests=options.max_waiting_requests,
+        max_waiting_tokens=max_waiting_tokens,
+    )
+
+
+def _settle_cache(
+    options: EngineOptions,
+    facts: DeviceFacts,
+    model: ModelFacts,
+    dtype: DType,
+    scheduler: SchedulerConfig,
+    reasons: _Reasons,
+) -> tuple[CacheConfig, int]:
+    """The cache, and the longest request: each bounds the other, so they are decided together."""
+    if options.num_blocks_override is not None and options.kv_cache_memory_bytes != AUTO:
+        raise OptionError(
+            f"num_blocks_override is {options.num_blocks_override} and kv_cache_memory_bytes is "
+            f"{options.kv_cache_memory_bytes}; each sets the size of the cache",
+            hint="leave one of them out",
+        )
+    block_tokens = reasons.pick(
+        "block_size", options.block_size, CPU_BLOCK_TOKENS, "short prefixes can be shared"
+    )
+    token_bytes = model.cache_token_numbers * DTYPE_BYTES[dtype]
+    block_bytes = block_tokens * token_bytes
+    longest = model.max_position_tokens if options.max_model_len == AUTO else options.max_model_len
+    if options.num_blocks_override is not None:
+        arena_bytes = options.num_blocks_override * block_bytes
+        reasons.note(
+            "num_blocks_override",
+            options.num_blocks_override,
+            "asked for, whatever memory it takes",
+        )
+    else:
+        arena_bytes = _settle_arena(
+            options, facts, model, dtype, scheduler, longest, block_bytes, block_tokens, reasons
+        )
+    if options.num_blocks_override is not None:
+        held_blocks = options.num_blocks_override - 1
+    else:
+        # One block stays unused: padding rows point at it.
+        held_blocks = arena_bytes // block_bytes - 1 if block_bytes else 2**62
+    fitting = min(model.max_position_tokens, max(held_blocks, 1) * block_tokens)
+    max_model_len = reasons.pick(
+        "max_model_len",
+        options.max_model_len,
+        fitting,
+        "the model's own limit"
+        if fitting == model.max_position_tokens
+        else "the most the cache holds for one request",
+    )
+    cache = CacheConfig(
+        block_tokens=block_tokens,
+        arena_bytes=arena_bytes,
+        blocks=options.num_blocks_override,
+        prefix_caching=options.enable_prefix_caching,
+    )
+    return cache, max_model_len
+
+
+def _settle_arena(
+    options: EngineOptions,
+    facts: DeviceFacts,
+    model: ModelFacts,
+    dtype: DType,
+    scheduler: SchedulerConfig,
+    longest: int,
+    block_bytes: int,
+    block_tokens: int,
+    reasons: _Reasons,
+) -> int:
+    """Bytes for all cache blocks."""
+    if options.kv_cache_memory_bytes != AUTO:
+        return reasons.note("kv_cache_memory_bytes", options.kv_cache_memory_bytes, "asked for")
+    weight_bytes = max(model.parameters * DTYPE_BYTES[dtype], model.weight_bytes)
+    room = int(facts.memory_bytes * options.memory_fraction) - weight_bytes
+    request_bytes = (math.ceil(longest / block_tokens) + 1) * block_bytes
+    least = max(block_bytes * 2, 1) if options.max_model_len == AUTO else max(request_bytes, 1)
+    if room < least:
+        needed = (weight_bytes + least) / facts.memory_bytes
+        works = math.ceil(needed * 100) / 100
+        raise OptionError(
+            f"memory_fraction is {options.memory_fraction}, which is "
+            f"{size(int(facts.memory_bytes * options.memory_fraction))} of this machine's memory; "
+            f"the weights take {size(weight_bytes)} and the cache of one request of max_model_len "
+            f"{longest} takes {size(request_bytes)}",
+            hint=f"use memory_fraction={works} or more"
+            if works <= 1.0
+            else "use a smaller model, a smaller max_model_len, or dtype=bfloat16",
+        )
+    every = scheduler.max_num_seqs * request_bytes if request_bytes else room
+    arena_bytes = min(room, every, max(CPU_ARENA_BYTES, least))
+    if arena_bytes == every:
+        why = "enough for max_num_seqs requests of max_model_len"
+    elif arena_bytes == room:
+        why = f"memory_fraction of the machine's {size(facts.memory_bytes)}, less the weights"
+    else:
+        why = "the most that is taken without being asked"
+    reasons.note("kv_cache_memory_bytes", size(arena_bytes), why)
+    return arena_bytes
+
+
+def _settle_kernels(options: EngineOptions, facts: DeviceFacts, reasons: _Reasons) -> KernelConfig:
+    threads = reasons.pick(
+        "threads", options.threads, facts.cores, "every core this process may use"
+    )
+    prefer: dict[str, str] = {}
+    for pair in options.kernels:
+        op, _, backend = pair.partition("=")
+        if prefer.setdefault(op, backend) != backend:
+            raise OptionError(
+                f"kernels names two backends for {op}: {prefer[op]} and {backend}",
+                hint="name one backend per op",
+            )
+    return KernelConfig(threads=threads, prefer=tuple(prefer.items()))
+
+
+def _existing_template(path: str | None) -> str | None:
+    if path is not None and not Path(path).is_file():
+        raise OptionError(
+            f"chat_template is {path!r}, which is no file",
+            hint="give a file with a jinja2 template",
+        )
+    return path
+
+
+def settle_server(options: ServeOptions) -> ServerConfig:
+    """Decide how the server listens.
+
+    Raises:
+        OptionError: uds is given together with host or port, or its folder does not exist.
+    """
+    if options.uds is not None:
+        for name in ("host", "port"):
+            if name in options.model_fields_set:
+                raise OptionError(
+                    f"uds is {options.uds!r} and {name} is {getattr(options, name)!r}; "
+                    "a server listens on one of them",
+                    hint=f"leave {name} or uds out",
+                )
+        folder = Path(options.uds).absolute().parent
+        if not folder.is_dir():
+            raise OptionError(f"uds is {options.uds!r}, but {folder} is no folder")
+    return ServerConfig(
+        host=options.host,
+        port=options.port,
+        uds=options.uds,
+        api_keys=options.api_key,
+        allowed_origins=options.allowed_origins,
+        max_body_bytes=options.max_body_bytes,
+        drain_timeout_s=options.drain_timeout_s,
+        log_level=options.log_level,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """A combination that cannot work: when it holds, what to say, and a value that works."""
+
+    options: tuple[str, ...]
+    holds: Callable[[EngineConfig], bool]
+    message: Callable[[EngineConfig], str]
+    hint: Callable[[EngineConfig], str]
+
+
+REFUSED: tuple[Refusal, ...] = (
+    Refusal(
+        ("max_model_len", "model"),
+        lambda c: c.model.max_model_len > c.model.facts.max_position_tokens,
+        lambda c: (
+            f"max_model_len is {c.model.max_model_len}, but the model {c.model.served_names[0]} "
+            f"knows {c.model.facts.max_position_tokens} positions"
+        ),
+        lambda c: f"use max_model_len={c.model.facts.max_position_tokens} or less",
+    ),
+    Refusal(
+        ("max_num_batched_tokens", "max_num_seqs"),
+        lambda c: c.scheduler.max_num_batched_tokens < c.scheduler.max_num_seqs,
+        lambda c: (
+            f"max_num_batched_tokens is {c.scheduler.max_num_batched_tokens}, less than max_num_seqs "
+            f"{c.scheduler.max_num_seqs}; a step has a token of every running request"
+        ),
+        lambda c: (
+            f"use max_num_batched_tokens={c.scheduler.max_num_seqs} or more, "
+            f"or max_num_seqs={c.scheduler.max_num_batched_tokens} or less"
+        ),
+    ),
+    Refusal(
+        ("max_num_batched_tokens", "block_size"),
+        lambda c: c.scheduler.max_num_batched_tokens < c.cache.block_tokens,
+        lambda c: (
+            f"max_num_batched_tokens is {c.scheduler.max_num_batched_tokens}, less than block_size "
+            f"{c.cache.block_tokens}; a step fills at least one block of a prompt"
+        ),
+        lambda c: (
+            f"use max_num_batched_tokens={c.cache.block_tokens} or more, "
+            f"or block_size={c.scheduler.max_num_batched_tokens} or less"
+        ),
+    ),
+    Refusal(
+        ("max_waiting_tokens", "max_model_len"),
+        lambda c: c.scheduler.max_waiting_tokens < c.model.max_model_len,
+        lambda c: (
+            f"max_waiting_tokens is {c.scheduler.max_waiting_tokens}, less than max_model_len "
+            f"{c.model.max_model_len}; the longest prompt could never be queued"
+        ),
+        lambda c: f"use max_waiting_tokens={c.model.max_model_len} or more",
+    ),
+)
+"""Every combination of options that is refused, in the order they are looked at."""
+
+
+def refuse_combinations(config: EngineConfig) -> None:
+    """Raise OptionError for the first row of REFUSED that holds."""
+    for refusal in REFUSED:
+        if refusal.holds(config):
+            raise OptionError(refusal.message(config), hint=refusal.hint(config))
+
+
+def check_pool(config: EngineConfig, block_count: int) -> None:
+    """Refuse a cache that cannot hold one request of max_model_len.
+
+    Args:
+        config: the settled config.
+        block_count: blocks that requests can hold, once the model's rows are known.
+
+    Raises:
+        OptionError: names max_model_len and the option that sized the cache, and values that work.
+    """
+    block_tokens = config.cache.block_tokens
+    needed = math.ceil(config.model.max_model_len / block_tokens)
+    if needed <= block_count:
+        return
+    held = block_count * block_tokens
+    if config.cache.blocks is not None:
+        sized_by = f"num_blocks_override {config.cache.blocks}"
+        works = f"num_blocks_override={config.cache.blocks + needed - block_count}"
+    else:
+        sized_by = f"kv_cache_memory_bytes {size(config.cache.arena_bytes)}"
+        enough = config.cache.arena_bytes * (needed + 1) / max(block_count, 1)
+        works = f"kv_cache_memory_bytes={math.ceil(enough / 1024**2)}MiB"
+    hint = f"use max_model_len={held} or less, or {works}" if held else f"use {works}"
+    raise OptionError(
+        f"max_model_len is {config.model.max_model_len}, but {sized_by} holds {held} tokens "
+        f"({block_count} blocks of {block_tokens})",
+        hint=hint,
+    )
+
+
+def size(count: int) -> str:
+    """Bytes for a person: 98.4 MiB."""
+    value, unit = float(count), "B"
+    for larger in ("KiB", "MiB", "GiB", "TiB"):
+        if value < 1024:
+            break
+        value, unit = value / 1024, larger
+    return f"{value:.4g} {unit}"
