@@ -1,0 +1,224 @@
+"""How messages become the prompt a chat model was trained on.
+
+Templates come with models, so they run in a sandbox; messages come from clients, so whatever goes wrong
+while rendering is the client's to read, as a TemplateError. The prompt carries its own BOS where the
+model wants one: encode it without special tokens.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from datetime import datetime
+from functools import cached_property
+from typing import Any, Literal, cast
+
+import jinja2
+from jinja2 import meta, nodes
+from jinja2.ext import Extension
+from jinja2.parser import Parser
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+from tokamak.errors import CheckpointError, TemplateError
+
+Message = dict[str, Any]
+
+ContentForm = Literal["string", "parts", "either"]
+
+TEXT_PARTS = ("text", "input_text", "output_text")
+"""Types of content parts that are text, in the OpenAI APIs."""
+
+_PROBE = "tokamak-probe-7f3a"
+
+
+class ChatTemplate:
+    """One model's template, compiled once; safe to share between threads."""
+
+    def __init__(self, source: str, *, bos_token: str = "", eos_token: str = "") -> None:
+        """Compile `source`.
+
+        Raises:
+            CheckpointError: the template itself is not valid.
+        """
+        self.source = source
+        self._tokens = {"bos_token": bos_token, "eos_token": eos_token}
+        environment = _environment()
+        try:
+            self._template = environment.from_string(source)
+            self.variables = frozenset(meta.find_undeclared_variables(environment.parse(source)))
+        except jinja2.TemplateSyntaxError as error:
+            raise CheckpointError(
+                f"the chat template does not parse: {error.message} (its line {error.lineno})",
+                hint="give a correct one as chat_template",
+            ) from error
+
+    @property
+    def takes_tools(self) -> bool:
+        """Whether the template can tell the model of tools."""
+        return "tools" in self.variables
+
+    @cached_property
+    def content_form(self) -> ContentForm:
+        """What a message's content may be: a string, a list of parts, or either of them.
+
+        Found out by rendering both: a template that cannot take a list fails, or shows its brackets.
+        """
+        takes_parts = self._shows_probe([{"type": "text", "text": _PROBE}])
+        if not takes_parts:
+            return "string"
+        return "either" if self._shows_probe(_PROBE) else "parts"
+
+    def render(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        add_generation_prompt: bool = True,
+        **variables: Any,
+    ) -> str:
+        """The prompt for these messages; `variables` go to the template by name.
+
+        Raises:
+            TemplateError: the template refused the messages or failed on them; tools or variables it
+                does not know.
+        """
+        if tools and not self.takes_tools:
+            raise TemplateError(
+                f"{len(tools)} tools are given, but this model's chat template knows no tools",
+                field="tools",
+            )
+        self._check_variables(variables)
+        try:
+            text = self._render(
+                [self._prepared(at, message) for at, message in enumerate(messages)],
+                tools=list(tools) if tools else None,
+                add_generation_prompt=add_generation_prompt,
+                **variables,
+            )
+            text.encode()
+        except TemplateError:
+            raise
+        except UnicodeEncodeError as error:
+            raise TemplateError(
+                f"the messages hold U+{ord(error.object[error.start]):04X}, half of a surrogate pair; "
+                "text must be valid Unicode",
+                field="messages",
+            ) from error
+        # Whatever a template does with what a client sent, it is that request's error and no one else's.
+        except Exception as error:
+            detail = str(error) or type(error).__name__
+            raise TemplateError(
+                f"the chat template refused the messages: {detail}", field="messages"
+            ) from error
+        return text
+
+    def _render(self, messages: list[Message], **variables: Any) -> str:
+        return self._template.render(**self._tokens, messages=messages, **variables)
+
+    def _check_variables(self, variables: Mapping[str, Any]) -> None:
+        for name in variables:
+            if name not in self.variables or name in _GLOBALS or name == "messages":
+                own = {*_GLOBALS, *self._tokens, "messages", "tools", "add_generation_prompt"}
+                known = ", ".join(sorted(self.variables - own)) or "none"
+                raise TemplateError(
+                    f"chat_template_kwargs names {name!r}, which this model's template does not take",
+                    field="chat_template_kwargs",
+                    hint=f"it takes: {known}",
+                )
+
+    def _shows_probe(self, content: str | list[dict[str, str]]) -> bool:
+        """Whether a message with this content renders, with the probe's text and no Python brackets."""
+        message: Message = {"role": "user", "content": content}
+        try:
+            text = self._render([message], tools=None, add_generation_prompt=False)
+        # A template may fail in any way; that it does is the answer.
+        except Exception:
+            return False
+        return _PROBE in text and "'type'" not in text and '"type"' not in text
+
+    def _prepared(self, at: int, message: Mapping[str, Any]) -> Message:
+        """A copy in the form templates expect: content as the template takes it, arguments parsed."""
+        prepared = dict(message)
+        content = prepared.get("content")
+        if isinstance(content, list):
+            texts = [_part_text(at, part) for part in cast("list[Any]", content)]
+            if self.content_form == "string":
+                prepared["content"] = "\n".join(texts)
+            else:
+                prepared["content"] = [{"type": "text", "text": text} for text in texts]
+        elif isinstance(content, str) and self.content_form == "parts":
+            prepared["content"] = [{"type": "text", "text": content}]
+        if prepared.get("tool_calls"):
+            prepared["tool_calls"] = [_with_parsed_arguments(c) for c in prepared["tool_calls"]]
+        return prepared
+
+
+def _part_text(at: int, part: Any) -> str:
+    fields = cast("dict[str, Any]", part) if isinstance(part, dict) else {}
+    if fields.get("type") not in TEXT_PARTS or not isinstance(fields.get("text"), str):
+        raise TemplateError(
+            f"messages[{at}].content has a part of type {fields.get('type')!r}; this model reads only "
+            'text parts, such as {"type": "text", "text": "..."}',
+            field="messages",
+        )
+    return fields["text"]
+
+
+def _with_parsed_arguments(call: Any) -> Any:
+    """A tool call whose arguments are an object: clients send JSON text, templates want the value."""
+    try:
+        arguments = json.loads(call["function"]["arguments"])
+    except (KeyError, TypeError, ValueError):
+        return call
+    return {**call, "function": {**call["function"], "arguments": arguments}}
+
+
+def _environment() -> ImmutableSandboxedEnvironment:
+    """Jinja as chat templates are written for: blocks on their own line leave no line behind."""
+    environment = ImmutableSandboxedEnvironment(
+        trim_blocks=True,
+        lstrip_blocks=True,
+        extensions=["jinja2.ext.loopcontrols", _Generation],
+    )
+    filters = cast("dict[str, Any]", environment.filters)
+    filters["tojson"] = _to_json
+    known = cast("dict[str, Any]", environment.globals)
+    known.update(_GLOBALS)
+    return environment
+
+
+class _Generation(Extension):
+    """`{% generation %}` marks what an assistant says, for training; a prompt just contains it."""
+
+    tags = {"generation"}  # noqa: RUF012
+
+    def parse(self, parser: Parser) -> list[nodes.Node]:
+        next(parser.stream)
+        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+
+
+def _to_json(
+    value: Any,
+    ensure_ascii: bool = False,
+    indent: int | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
+    """JSON as models were trained on: letters as they are, nothing escaped for HTML."""
+    return json.dumps(
+        value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
+    )
+
+
+def _raise_exception(message: str) -> None:
+    raise TemplateError(f"the chat template refused the messages: {message}", field="messages")
+
+
+def _strftime_now(pattern: str) -> str:
+    return datetime.now().astimezone().strftime(pattern)
+
+
+_GLOBALS: dict[str, Callable[..., Any]] = {
+    "raise_exception": _raise_exception,
+    "strftime_now": _strftime_now,
+}
