@@ -38,6 +38,9 @@ class ModelConfig:
     load_format: Literal["auto", "random"]
     seed: int
     dtype: DType
+    """The number format of activations and caches."""
+    exact: bool
+    """Whether weights must keep every bit the file has: `dtype=float32` was asked for by name."""
     device: str
     max_model_len: int
     chat_template: str | None

@@ -89,6 +89,7 @@ def settle_engine(
             load_format=options.load_format,
             seed=options.seed,
             dtype=dtype,
+            exact=options.dtype == "float32",
             device=device,
             max_model_len=max_model_len,
             chat_template=_existing_template(options.chat_template),
