@@ -16,7 +16,7 @@ import re
 import tomllib
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal, cast
+from typing import Annotated, Any, Literal, cast, get_args, get_origin
 
 from pydantic import BeforeValidator, Field, ValidationError
 from pydantic.fields import FieldInfo
@@ -259,6 +259,28 @@ def option_names(options: type[EngineOptions]) -> tuple[str, ...]:
 def option_group(field: FieldInfo) -> str:
     """The group a field is listed under."""
     return cast("dict[str, str]", field.json_schema_extra)["group"]
+
+
+def option_values(field: FieldInfo) -> str:
+    """What an option takes, for help and documentation: `N`, `auto|N`, `fcfs|priority`."""
+    if field.annotation is bool:
+        return "true|false"
+    kinds = list(dict.fromkeys(_kinds(field.annotation)))
+    kinds.sort(key=lambda kind: kind.isupper())
+    return "|".join(kinds)
+
+
+def _kinds(annotation: object) -> list[str]:
+    origin = get_origin(annotation)
+    if origin is Literal:
+        return [str(value) for value in get_args(annotation)]
+    if origin is Annotated:
+        return _kinds(get_args(annotation)[0])
+    if origin is tuple:
+        return ["NAMES"]
+    if origin is not None:
+        return [kind for part in get_args(annotation) for kind in _kinds(part)]
+    return {int: ["N"], float: ["X"], str: ["TEXT"]}.get(cast("type", annotation), [])
 
 
 def closest(name: str, known: Iterable[str]) -> str:
