@@ -19,8 +19,6 @@ from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Self
 
-from tokamak.text.chat_template import ChatTemplate
-from tokamak.text.tokenizer import Tokenizer
 from tokenizers import AddedToken, decoders, models, pre_tokenizers
 from tokenizers import Tokenizer as Backend
 
@@ -39,6 +37,8 @@ from tokamak.engine.messages import (
     StepUpdates,
     ToEngine,
 )
+from tokamak.text.chat_template import ChatTemplate
+from tokamak.text.tokenizer import Tokenizer, byte_alphabet
 
 BOS_ID, EOS_ID, START_ID, END_ID = 256, 257, 258, 259
 """Special tokens after the 256 bytes: `<bos>`, `<eos>`, `<|start|>`, `<|end|>`."""
@@ -64,8 +64,8 @@ Script = Callable[[AddRequest, int], int]
 
 def byte_tokenizer() -> Tokenizer:
     """A tokenizer whose id of a byte is its value, with the special tokens above."""
-    names = _byte_names()
-    backend = Backend(models.BPE(vocab={name: byte for byte, name in names.items()}, merges=[]))
+    vocabulary = {name: byte for byte, name in enumerate(byte_alphabet())}
+    backend = Backend(models.BPE(vocab=vocabulary, merges=[]))
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     backend.decoder = decoders.ByteLevel()
     backend.add_special_tokens(
@@ -374,12 +374,3 @@ class ScriptedEngine(FrontEnd):
                     await self._wake.wait()
             except TimeoutError:
                 continue
-
-
-def _byte_names() -> dict[int, str]:
-    """The visible characters that byte-level tokenizers write for bytes: printable ones stand for themselves."""
-    shown = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
-    names = {byte: chr(byte) for byte in shown}
-    hidden = (byte for byte in range(256) if byte not in names)
-    names.update({byte: chr(0x100 + at) for at, byte in enumerate(hidden)})
-    return names
