@@ -55,8 +55,11 @@ class Model(nn.Module, ABC):
 
     @abstractmethod
     def forward(self, step: StepInputs) -> Tensor:
-        """Hidden states before the final norm's head, [tokens, width]."""
+        """The residual stream after the last layer, before the final norm: [tokens, width]."""
 
     @abstractmethod
     def logits(self, hidden: Tensor) -> Tensor:
-        """Vocabulary scores of some hidden rows: [rows, width] to [rows, vocab], float32."""
+        """Vocabulary scores of some hidden rows, final norm included: [rows, width] to [rows, vocab].
+
+        float32 whatever the model's dtype.
+        """

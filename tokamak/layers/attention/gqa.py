@@ -1,0 +1,91 @@
+"""Grouped-query attention over a paged cache: project, norm, rotate, cache, attend, project."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from tokamak.core.inputs import StepInputs
+from tokamak.layers.build import Build
+from tokamak.layers.linear import Linear
+from tokamak.layers.vector import Vector
+from tokamak.ops.paged_attention import paged_attention
+from tokamak.ops.rope import rotate_and_cache
+
+GROUP = "keys"
+"""The cache group that `keys` and `values` form, named after its first sub-cache."""
+
+
+class GroupedQueryAttention:
+    """`heads` query heads share `kv_heads` key and value heads; `window_tokens` 0 sees everything.
+
+    `cos_sin` is the model's one table of angles ([positions, rotary_dim] float32). With `head_norms`,
+    queries and keys are normed per head before rotation.
+    """
+
+    q_norm: Vector | None
+    k_norm: Vector | None
+    """[head_dim] weights of the head norms, parameters of their own."""
+
+    def __init__(
+        self,
+        build: Build,
+        *,
+        width: int,
+        heads: int,
+        kv_heads: int,
+        head_dim: int,
+        cos_sin: Tensor,
+        eps: float,
+        window_tokens: int = 0,
+        head_norms: bool = False,
+        qkv_bias: bool = False,
+        out_bias: bool = False,
+    ) -> None:
+        rows = (heads * head_dim, kv_heads * head_dim, kv_heads * head_dim)
+        self.qkv = Linear(build, width, rows, bias=qkv_bias)
+        self.out = Linear(build, heads * head_dim, (width,), bias=out_bias)
+        self.q_norm = Vector(build, (head_dim,), around=1.0) if head_norms else None
+        self.k_norm = Vector(build, (head_dim,), around=1.0) if head_norms else None
+        self._out_width = heads * head_dim
+        self._cos_sin = cos_sin
+        self._eps = eps
+        self._scale = head_dim**-0.5
+        self._window_tokens = window_tokens
+        self._rotate_and_cache = build.bind(rotate_and_cache)
+        self._paged_attention = build.bind(paged_attention)
+        self._keys: Tensor | None = None
+        self._values: Tensor | None = None
+
+    def bind_caches(self, keys: Tensor, values: Tensor) -> None:
+        """Take this layer's views, each [blocks, kv_heads, block_tokens, head_dim]."""
+        self._keys, self._values = keys, values
+
+    def __call__(self, x: Tensor, step: StepInputs) -> Tensor:
+        """x: [tokens, width]; returns the same shape and dtype. Writes this step's keys and values."""
+        keys, values = self._keys, self._values
+        assert keys is not None, "attention was called before its caches were bound"
+        assert values is not None, "attention was called before its caches were bound"
+        rows = step.rows[GROUP]
+        q = self._rotate_and_cache(
+            self.qkv(x),
+            step.positions,
+            self._cos_sin,
+            keys,
+            values,
+            rows.write_slots,
+            None if self.q_norm is None else self.q_norm.values,
+            None if self.k_norm is None else self.k_norm.values,
+            self._eps,
+        )
+        mixed = self._paged_attention(
+            q,
+            keys,
+            values,
+            rows.block_table,
+            rows.lengths,
+            step.query_starts,
+            step.prefill_requests,
+            self._scale,
+            self._window_tokens,
+        )
+        return self.out(mixed.view(-1, self._out_width))

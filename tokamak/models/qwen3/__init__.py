@@ -1,0 +1,1 @@
+"""The Qwen3 decoder without experts (Qwen3ForCausalLM)."""

@@ -1,0 +1,5 @@
+"""Matrix products with weights that stay put: packed once, applied every step."""
+
+from tokamak.ops.linear.pack import PackedLinear, pack_linear
+
+__all__ = ["PackedLinear", "pack_linear"]
