@@ -111,7 +111,7 @@ class Conversation:
         answer: list[str] = []
         last: GenerationEvent | None = None
         events = self.llm.stream_chat([*opening, *self.messages, asked], self.params)
-        with contextlib.closing(events), interrupted() as stop:  # pyright: ignore[reportArgumentType]
+        with contextlib.closing(events), interrupted() as stop:
             for event in events:
                 last = event
                 answer.append(event.text)
