@@ -37,6 +37,10 @@ class GroupedWeight:
 
     Q4_0, Q4_1 (4 bits, codes 0 to 15), Q5_0, Q5_1 (5 bits) and Q8_0 (8 bits, codes 0 to 255 with
     minimum -128 * scale) map onto it without loss. K-quants do not; they are read as DenseWeight.
+
+    Scales come from float16 and codes have at most 8 bits, so code * scale is exact in float32 and the
+    sum is rounded once: fused or not, and in either order, the result is the same. Where the minimum is
+    a multiple of the scale (Q4_0, Q5_0, Q8_0) the sum is exact too.
     """
 
     codes: Tensor  # [rows, columns]           uint8
@@ -50,7 +54,10 @@ class GroupedWeight:
         return tuple(self.codes.shape)
 
     def dense(self, dtype: torch.dtype) -> Tensor:
-        """The weight as a plain tensor; in float32 bit-equal to dequantising the file's blocks."""
+        """The weight as a plain tensor; in float32 equal to dequantising the file's blocks.
+
+        Zeros are +0 where a dequantiser that multiplies by a signed code may give -0.
+        """
         rows, columns = self.codes.shape
         groups = self.codes.view(rows, columns // GROUP_COLUMNS, GROUP_COLUMNS).float()
         wide = groups * self.scales.unsqueeze(-1) + self.minimums.unsqueeze(-1)

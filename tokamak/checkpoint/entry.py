@@ -1,0 +1,72 @@
+"""What is known of a stored tensor before it is read: its name, shape, number format and place.
+
+Formats carry the names GGUF gives them; safetensors' names are mapped to these (`F32`, `BF16`, …).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import prod
+from pathlib import Path
+
+from tokamak.errors import CheckpointError
+
+GROUPED_FORMATS = {"Q4_0": 4, "Q4_1": 4, "Q5_0": 5, "Q5_1": 5, "Q8_0": 8}
+"""Formats read as integers with a scale and minimum per 32 columns, with their bits."""
+
+PLAIN_FORMATS = ("F32", "BF16", "F16")
+"""Formats read as they are."""
+
+
+@dataclass(frozen=True, slots=True)
+class Format:
+    """A number format: a block of `block_numbers` takes `block_bytes`. Plain numbers are blocks of 1."""
+
+    name: str
+    block_numbers: int
+    block_bytes: int
+
+    def bytes_of(self, shape: tuple[int, ...]) -> int:
+        """Bytes of a tensor whose last axis is made of whole blocks."""
+        return prod(shape) // self.block_numbers * self.block_bytes
+
+
+@dataclass(frozen=True, slots=True)
+class TensorEntry:
+    """One tensor of a checkpoint, not read yet."""
+
+    name: str
+    """Its Hugging Face name, such as `model.layers.0.self_attn.q_proj.weight`."""
+    shape: tuple[int, ...]
+    """[rows, columns] or [rows]; columns are the input features."""
+    format: Format
+    file: Path
+    offset: int
+    """Where its bytes begin in the file."""
+    stored_name: str
+    """Its name in the file."""
+    interleaved_heads: int = 0
+    """Heads whose rows alternate between the two halves of each rotary pair, as llama.cpp lays them
+    out; 0 where rows are in the model's own order."""
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes it takes in the file."""
+        return self.format.bytes_of(self.shape)
+
+    @property
+    def where(self) -> str:
+        """The tensor and its file, for messages."""
+        alias = "" if self.stored_name == self.name else f" (stored as {self.stored_name})"
+        return f"{self.name}{alias} in {self.file}"
+
+
+def check_range(entry: TensorEntry, file_bytes: int) -> None:
+    """Raise CheckpointError unless the tensor's bytes lie inside its file."""
+    end = entry.offset + entry.nbytes
+    if end > file_bytes:
+        raise CheckpointError(
+            f"{entry.file} is truncated: tensor {entry.stored_name} needs bytes {entry.offset} to {end}, "
+            f"the file has {file_bytes}",
+            hint="fetch or copy the file again",
+        )

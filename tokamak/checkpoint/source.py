@@ -1,0 +1,197 @@
+"""What a checkpoint is, before any tensor is read: its config, and where each tensor lies.
+
+In: a folder as Hugging Face lays it out, or a .gguf file. Out: a `Checkpoint` that speaks Hugging Face's
+names in both cases. Nothing here imports torch, so the front end may ask too.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Mapping
+from math import prod
+from pathlib import Path
+from typing import Any, cast
+
+from tokamak.checkpoint.entry import TensorEntry
+from tokamak.checkpoint.gguf import GgufFile
+from tokamak.checkpoint.gguf_config import (
+    ROPE_FACTORS,
+    hugging_face_name,
+    interleaved_heads,
+    read_config,
+)
+from tokamak.checkpoint.safetensors import find_tensors
+from tokamak.config.engine import ModelFacts
+from tokamak.errors import CheckpointError, ModelNotFoundError, UnsupportedModelError
+
+CONFIG = "config.json"
+
+STORED_NAMES = {"F32": "float32", "BF16": "bfloat16", "F16": "float16"}
+"""How plain formats are called in facts; block formats keep their GGUF names."""
+
+
+class Checkpoint:
+    """A model's config and its tensors' places."""
+
+    def __init__(
+        self, path: Path, config: dict[str, Any], entries: Mapping[str, TensorEntry]
+    ) -> None:
+        self.path = path
+        self.config = config
+        self._entries = dict(entries)
+
+    def names(self) -> tuple[str, ...]:
+        """Every tensor's name; none in a folder that has only a config."""
+        return tuple(self._entries)
+
+    def entry(self, name: str) -> TensorEntry:
+        """Where a tensor lies.
+
+        Raises:
+            CheckpointError: there is no such tensor.
+        """
+        if name not in self._entries:
+            raise CheckpointError(f"{self.path} has no tensor {name}")
+        return self._entries[name]
+
+    @property
+    def architecture(self) -> str:
+        """The first name of `architectures`.
+
+        Raises:
+            CheckpointError: the config names none.
+        """
+        match self.config.get("architectures"):
+            case [str(name), *_]:
+                return name
+            case other:
+                raise CheckpointError(
+                    f"architectures of {self.path} is {other!r}; expected a list with a class name",
+                    hint='such as "architectures": ["LlamaForCausalLM"]',
+                )
+
+    def facts(self) -> ModelFacts:
+        """What the settling of options must know; sizes are those of the config where no tensors are.
+
+        Raises:
+            CheckpointError: the config lacks a size.
+        """
+        layers, heads = self._size("num_hidden_layers"), self._size("num_attention_heads")
+        kv_heads = self._size("num_key_value_heads", heads)
+        head_dim = self._size("head_dim", self._size("hidden_size") // heads)
+        entries = self._entries.values()
+        bytes_by_format: Counter[str] = Counter()
+        for entry in entries:
+            bytes_by_format[entry.format.name] += entry.nbytes
+        if entries:
+            main = bytes_by_format.most_common(1)[0][0]
+            stored, weight_bytes = STORED_NAMES.get(main, main), bytes_by_format.total()
+            parameters = sum(prod(entry.shape) for entry in entries)
+        else:
+            stored = str(self.config.get("dtype") or self.config.get("torch_dtype") or "float32")
+            parameters, weight_bytes = self._expected_parameters(kv_heads, head_dim), 0
+        return ModelFacts(
+            architecture=self.architecture,
+            vocab_tokens=self._size("vocab_size"),
+            max_position_tokens=self._size("max_position_embeddings"),
+            stored_dtype=stored,
+            weight_bytes=weight_bytes,
+            parameters=parameters,
+            cache_token_numbers=2 * layers * kv_heads * head_dim,
+        )
+
+    def _expected_parameters(self, kv_heads: int, head_dim: int) -> int:
+        """Numbers of a dense decoder with the config's sizes, norms and biases left out."""
+        width, heads = self._size("hidden_size"), self._size("num_attention_heads")
+        attention = width * head_dim * (2 * heads + 2 * kv_heads)
+        mlp = 3 * width * self._size("intermediate_size")
+        embeddings = 1 if self.config.get("tie_word_embeddings") else 2
+        layers = self._size("num_hidden_layers")
+        return layers * (attention + mlp) + embeddings * self._size("vocab_size") * width
+
+    def _size(self, name: str, default: int | None = None) -> int:
+        value = self.config.get(name)
+        if value is None:
+            value = default
+        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+            raise CheckpointError(f"{name} of {self.path} is {value!r}; expected a positive count")
+        return value
+
+
+def open_checkpoint(path: Path) -> Checkpoint:
+    """Open a folder or a .gguf file. A folder may lack weights: random ones need only its config.
+
+    Raises:
+        ModelNotFoundError: there is nothing at `path`, or a folder without config.json.
+        CheckpointError: files are missing, truncated or contradict each other.
+        UnsupportedModelError: weights in a format, or quantised by a method, that we do not read.
+    """
+    if path.is_dir():
+        return _open_folder(path)
+    if not path.exists():
+        raise ModelNotFoundError(
+            f"there is no model at {path}", hint="give a folder with config.json or a .gguf file"
+        )
+    if path.suffix == ".gguf":
+        return _open_gguf(path)
+    raise UnsupportedModelError(
+        f"{path} is a file, but not a .gguf file",
+        hint="give the folder that holds config.json and the weights",
+    )
+
+
+def _open_folder(path: Path) -> Checkpoint:
+    config = read_json(path / CONFIG)
+    if config is None:
+        raise ModelNotFoundError(
+            f"{path} has no {CONFIG}", hint="give a folder with config.json or a .gguf file"
+        )
+    quantization = config.get("quantization_config") or config.get("compression_config")
+    if quantization:
+        method = (
+            quantization.get("quant_method") if isinstance(quantization, dict) else quantization
+        )
+        raise UnsupportedModelError(
+            f"{path / CONFIG} says the weights are quantised by {method!r} (quantization_config), which "
+            "is not supported",
+            hint="use the unquantised model, or a GGUF of it",
+        )
+    return Checkpoint(path, config, find_tensors(path))
+
+
+def _open_gguf(path: Path) -> Checkpoint:
+    file = GgufFile(path)
+    config = read_config(file)
+    entries: dict[str, TensorEntry] = {}
+    for tensor in file.tensors.values():
+        if tensor.name == ROPE_FACTORS:
+            continue
+        name = hugging_face_name(tensor.name)
+        entries[name] = TensorEntry(
+            name=name,
+            shape=tensor.shape,
+            format=tensor.format,
+            file=path,
+            offset=tensor.offset,
+            stored_name=tensor.name,
+            interleaved_heads=interleaved_heads(config, name),
+        )
+    return Checkpoint(path, config, entries)
+
+
+def read_json(path: Path) -> dict[str, Any] | None:
+    """The JSON object in a file, or None if there is no such file.
+
+    Raises:
+        CheckpointError: the file holds no valid JSON object.
+    """
+    try:
+        found = json.loads(path.read_bytes())
+    except FileNotFoundError:
+        return None
+    except ValueError as error:
+        raise CheckpointError(f"{path} holds no valid JSON: {error}") from error
+    if not isinstance(found, dict):
+        raise CheckpointError(f"{path} holds no JSON object")
+    return cast("dict[str, Any]", found)
