@@ -1,0 +1,282 @@
+"""What does a client send to /v1/chat/completions, and what does it get back?"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Literal
+
+import msgspec
+
+from tokamak.core.generation import Alternative, TokenLogprob
+from tokamak.core.request import MAX_LOGPROBS, SamplingParams
+from tokamak.errors import RequestError
+from tokamak.server.protocol.common import (
+    Body,
+    Int64,
+    PromptLogprobs,
+    SamplingFields,
+    UsageBody,
+    finite,
+)
+
+
+class TextPart(Body):
+    """A part of a message's content; this server reads text."""
+
+    type: Literal["text"]
+    text: str
+
+
+class FunctionCall(Body):
+    """A call an assistant made earlier; `arguments` is JSON text."""
+
+    name: str
+    arguments: str
+
+
+class ToolCall(Body):
+    """One earlier tool call of an assistant message."""
+
+    id: str
+    type: Literal["function"]
+    function: FunctionCall
+
+
+class Message(Body):
+    """One turn of the conversation."""
+
+    role: Literal["system", "developer", "user", "assistant", "tool"]
+    content: str | list[TextPart] | None = None
+    name: str | None = None
+    tool_calls: list[ToolCall] | None = None
+    tool_call_id: str | None = None
+    reasoning_content: str | None = None
+    refusal: None = None
+    audio: None = None
+    function_call: None = None
+    annotations: list[None] | None = None
+    """Clients send an earlier answer back as it was: these come as null or empty."""
+
+
+class ChatTemplateFields(Body):
+    """How messages become a prompt."""
+
+    add_generation_prompt: bool | None = None
+    """End the prompt where the assistant's answer begins; on unless a message is continued."""
+    continue_final_message: bool | None = None
+    """Let the model go on with the last message instead of starting a new one."""
+    chat_template_kwargs: dict[str, Any] | None = None
+    """More variables for the template."""
+
+
+class ChatRequest(SamplingFields, ChatTemplateFields):
+    """The body of /v1/chat/completions."""
+
+    messages: list[Message]
+    max_completion_tokens: Int64 | None = None
+    logprobs: bool | None = None
+    top_logprobs: Int64 | None = None
+
+    # Fields of OpenAI's that cannot change the answer of this server.
+    metadata: dict[str, str] | None = None
+    store: Literal[False] | None = None
+    service_tier: Literal["auto", "default"] | None = None
+    parallel_tool_calls: bool | None = None
+    safety_identifier: str | None = None
+    prompt_cache_key: str | None = None
+    prompt_cache_retention: str | None = None
+
+    # Fields whose plain values ask for nothing; the others need what we do not have.
+    tools: list[dict[str, Any]] | None = None
+    tool_choice: Literal["none", "auto"] | None = None
+    functions: list[dict[str, Any]] | None = None
+    function_call: Literal["none", "auto"] | None = None
+    modalities: list[Literal["text"]] | None = None
+    reasoning_effort: Literal["none"] | None = None
+    verbosity: Literal["medium"] | None = None
+    audio: None = None
+    prediction: None = None
+    web_search_options: None = None
+    moderation: None = None
+    prompt_cache_options: None = None
+
+    def check(self) -> None:
+        """Refuse what the types allow and this route does not."""
+        self.check_stream()
+        for name in ("tools", "functions"):
+            if getattr(self, name):
+                raise RequestError(
+                    f"{name} is not supported: this server does not parse tool calls yet",
+                    field=name,
+                    hint=f"leave {name} out, or send an empty list",
+                )
+        if self.top_logprobs is not None:
+            if not 0 <= self.top_logprobs <= MAX_LOGPROBS:
+                raise RequestError(
+                    f"top_logprobs is {self.top_logprobs}; it must be between 0 and {MAX_LOGPROBS}",
+                    field="top_logprobs",
+                )
+            if not self.logprobs:
+                raise RequestError(
+                    f"top_logprobs is {self.top_logprobs}, but logprobs is not true",
+                    field="top_logprobs",
+                    hint='add "logprobs": true',
+                )
+        if self.echo and not self.continue_final_message:
+            raise RequestError(
+                "echo is true, but continue_final_message is not: there is no text to repeat",
+                field="echo",
+                hint='add "continue_final_message": true, or leave echo out',
+            )
+
+    @property
+    def token_limit_name(self) -> str:
+        """The field that limits the answer's length."""
+        return "max_tokens" if self.max_completion_tokens is None else "max_completion_tokens"
+
+    def params(self) -> SamplingParams:
+        """The engine's form of the sampling fields."""
+        limit = self.max_tokens
+        if self.max_completion_tokens is not None:
+            if limit is not None and limit != self.max_completion_tokens:
+                raise RequestError(
+                    f"max_completion_tokens is {self.max_completion_tokens} and max_tokens is"
+                    f" {limit}; they mean the same",
+                    field="max_completion_tokens",
+                    hint="give one of them",
+                )
+            limit = self.max_completion_tokens
+        if limit is not None and limit < 1:
+            raise RequestError(
+                f"{self.token_limit_name} is {limit}; a chat answer has at least 1 token",
+                field=self.token_limit_name,
+            )
+        return self.sampling_params(
+            max_tokens=limit, logprobs=(self.top_logprobs or 0) if self.logprobs else None
+        )
+
+
+def template_messages(messages: Sequence[Message]) -> list[dict[str, Any]]:
+    """Messages as the chat template takes them; what was left out stays out."""
+    if not messages:
+        raise RequestError("messages is empty; a chat needs at least one message", field="messages")
+    return [_template_message(message, at) for at, message in enumerate(messages)]
+
+
+def _template_message(message: Message, at: int) -> dict[str, Any]:
+    if message.content is None and not message.tool_calls:
+        raise RequestError(
+            f"messages[{at}].content is missing; a message of role {message.role} needs text",
+            field=f"messages[{at}].content",
+        )
+    if message.tool_calls and message.role != "assistant":
+        raise RequestError(
+            f"messages[{at}].tool_calls is given for role {message.role}; only an assistant calls tools",
+            field=f"messages[{at}].tool_calls",
+        )
+    made = message.model_dump(exclude_none=True)
+    made["content"] = message.model_dump(include={"content"})["content"]
+    return made
+
+
+class TopLogprob(msgspec.Struct, frozen=True):
+    """An alternative at one place."""
+
+    token: str
+    logprob: float
+    bytes: list[int]
+
+
+class ChatLogprob(msgspec.Struct, frozen=True):
+    """The token at one place, and the most likely ones there."""
+
+    token: str
+    logprob: float
+    bytes: list[int]
+    top_logprobs: list[TopLogprob]
+
+
+class ChatLogprobs(msgspec.Struct, frozen=True):
+    """Log-probabilities of an answer, one entry per token."""
+
+    content: list[ChatLogprob]
+    refusal: None = None
+
+
+def chat_logprobs(tokens: tuple[TokenLogprob, ...]) -> list[ChatLogprob]:
+    """Logprobs of tokens as chat answers write them."""
+    return [
+        ChatLogprob(
+            token=token.chosen.token,
+            logprob=finite(token.chosen.logprob),
+            bytes=list(token.chosen.token_bytes),
+            top_logprobs=[_top(other) for other in token.top],
+        )
+        for token in tokens
+    ]
+
+
+def _top(other: Alternative) -> TopLogprob:
+    return TopLogprob(other.token, finite(other.logprob), list(other.token_bytes))
+
+
+class AnswerMessage(msgspec.Struct, frozen=True):
+    """What the assistant said."""
+
+    content: str
+    role: Literal["assistant"] = "assistant"
+    refusal: None = None
+
+
+class ChatChoice(msgspec.Struct, frozen=True, kw_only=True):
+    """One answer."""
+
+    index: int
+    message: AnswerMessage
+    logprobs: ChatLogprobs | None
+    finish_reason: str
+    stop_reason: str | int | None
+    token_ids: list[int] | msgspec.UnsetType = msgspec.UNSET
+
+
+class ChatCompletion(msgspec.Struct, frozen=True, kw_only=True):
+    """The whole answer."""
+
+    id: str
+    object: Literal["chat.completion"] = "chat.completion"
+    created: int
+    model: str
+    choices: list[ChatChoice]
+    usage: UsageBody
+    prompt_logprobs: PromptLogprobs | msgspec.UnsetType = msgspec.UNSET
+    prompt_token_ids: list[int] | msgspec.UnsetType = msgspec.UNSET
+
+
+class Delta(msgspec.Struct, frozen=True, kw_only=True):
+    """What is new; the role comes with a choice's first chunk."""
+
+    role: Literal["assistant"] | msgspec.UnsetType = msgspec.UNSET
+    content: str | msgspec.UnsetType = msgspec.UNSET
+
+
+class ChunkChoice(msgspec.Struct, frozen=True, kw_only=True):
+    """News of one answer."""
+
+    index: int
+    delta: Delta
+    logprobs: ChatLogprobs | None
+    finish_reason: str | None
+    stop_reason: str | int | msgspec.UnsetType | None = msgspec.UNSET
+    token_ids: list[int] | msgspec.UnsetType = msgspec.UNSET
+
+
+class ChatChunk(msgspec.Struct, frozen=True, kw_only=True):
+    """One event of a stream."""
+
+    id: str
+    object: Literal["chat.completion.chunk"] = "chat.completion.chunk"
+    created: int
+    model: str
+    choices: list[ChunkChoice]
+    usage: UsageBody | msgspec.UnsetType | None = msgspec.UNSET
+    prompt_token_ids: list[int] | msgspec.UnsetType = msgspec.UNSET

@@ -1,0 +1,327 @@
+"""What do the bodies of every generating route share?
+
+In: the base of all request bodies, the sampling fields of both completion routes, and how they become a
+SamplingParams. Out: the parts of responses that look alike: usage, prompt logprobs, the error body. Requests are
+pydantic models, which say what is wrong with a field; responses are msgspec structs, which are quick to encode.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Annotated, Any, Literal
+
+import msgspec
+from pydantic import BaseModel, ConfigDict, Field
+
+from tokamak.core.generation import TokenLogprob, Usage
+from tokamak.core.request import SamplingParams, StructuredOutput
+from tokamak.errors import RequestError
+from tokamak.sampling.grammar import schema_text
+
+MAX_CHOICES = 1024
+"""The most choices, prompts times n, that one HTTP request may ask for."""
+
+
+Int64 = Annotated[int, Field(ge=-(2**63), le=2**63 - 1)]
+"""An integer that fits in what the engine is told."""
+
+StopText = Annotated[str, Field(max_length=4096)]
+
+
+class Body(BaseModel):
+    """A request body: unknown fields, numbers as strings, NaN and Infinity are refused."""
+
+    model_config = ConfigDict(
+        extra="forbid", strict=True, allow_inf_nan=False, protected_namespaces=(), frozen=True
+    )
+
+
+class StreamOptions(Body):
+    """What a stream carries besides text."""
+
+    include_usage: bool | None = None
+    """End with a chunk that has no choices and the request's usage."""
+    continuous_usage_stats: bool | None = None
+    """Put the usage so far in every chunk."""
+    include_obfuscation: Literal[False] | None = None
+
+
+class JsonSchemaFormat(Body):
+    """The `json_schema` member of a response format."""
+
+    name: str
+    description: str | None = None
+    schema_: dict[str, Any] = Field(alias="schema")
+    strict: bool | None = None
+    """Accepted and always on: the text matches the schema either way."""
+
+
+class ResponseFormat(Body):
+    """OpenAI's way to ask for JSON."""
+
+    type: Literal["text", "json_object", "json_schema"]
+    json_schema: JsonSchemaFormat | None = None
+
+
+class StructuredOutputs(Body):
+    """vLLM's way to constrain the text: exactly one of the members."""
+
+    json_: dict[str, Any] | None = Field(default=None, alias="json")
+    """A JSON schema."""
+    regex: str | None = None
+    choice: list[str] | None = None
+    grammar: str | None = None
+    """A grammar in Lark's syntax."""
+    json_object: bool | None = None
+
+
+class SamplingFields(Body):
+    """Fields of both completion routes. A null field is as if it were left out."""
+
+    model: str | None = None
+    """One of the served names; left out, the first."""
+    n: Int64 | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: Int64 | None = None
+    min_p: float | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    repetition_penalty: float | None = None
+    logit_bias: dict[str, float] | None = None
+    """Token ids, as JSON keys, to numbers added to their logits."""
+    seed: Int64 | None = None
+    max_tokens: Int64 | None = None
+    min_tokens: Int64 | None = None
+    stop: StopText | list[StopText] | None = None
+    stop_token_ids: list[int] | None = None
+    include_stop_str_in_output: bool | None = None
+    ignore_eos: bool | None = None
+    skip_special_tokens: bool | None = None
+    prompt_logprobs: Int64 | None = None
+    response_format: ResponseFormat | None = None
+    structured_outputs: StructuredOutputs | None = None
+    priority: Int64 | None = None
+    cache_salt: Annotated[str, Field(max_length=256)] | None = None
+    return_token_ids: bool | None = None
+    echo: bool | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    user: str | None = None
+    """Accepted: it names the end user and cannot change the answer."""
+
+    @property
+    def constraint_field(self) -> str:
+        """The field that a bad constraint came in."""
+        return "response_format" if self.structured_outputs is None else "structured_outputs"
+
+    def check_stream(self) -> None:
+        """Refuse what only makes sense with, or without, a stream."""
+        if self.stream_options is not None and not self.stream:
+            raise RequestError(
+                "stream_options is given, but stream is not true",
+                field="stream_options",
+                hint='add "stream": true, or leave stream_options out',
+            )
+        if self.prompt_logprobs is not None and self.stream:
+            raise RequestError(
+                f"prompt_logprobs is {self.prompt_logprobs}; a stream does not carry them",
+                field="prompt_logprobs",
+                hint='leave "stream" out',
+            )
+
+    def sampling_params(
+        self,
+        *,
+        max_tokens: int | None,
+        logprobs: int | None,
+        prompt_logprobs: int | None = None,
+    ) -> SamplingParams:
+        """The engine's form of these fields; ranges are checked by `SamplingParams.validate`."""
+        given: dict[str, Any] = {
+            name: value for name in _SAME_NAMES if (value := getattr(self, name)) is not None
+        }
+        if self.stop is not None:
+            given["stop"] = (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
+        if self.stop_token_ids is not None:
+            given["stop_token_ids"] = tuple(self.stop_token_ids)
+        return SamplingParams(
+            **given,
+            logit_bias=_bias(self.logit_bias),
+            max_tokens=max_tokens,
+            logprobs=logprobs,
+            prompt_logprobs=prompt_logprobs
+            if self.prompt_logprobs is None
+            else self.prompt_logprobs,
+            structured=self.structured(),
+        )
+
+    def structured(self) -> StructuredOutput | None:
+        """The constraint that `response_format` or `structured_outputs` asks for."""
+        asked = self.response_format
+        if asked is None or asked.type == "text":
+            if asked is not None and asked.json_schema is not None:
+                raise RequestError(
+                    'response_format.json_schema is given, but response_format.type is "text"',
+                    field="response_format.json_schema",
+                )
+            return _constraint(self.structured_outputs)
+        if self.structured_outputs is not None:
+            raise RequestError(
+                "response_format and structured_outputs both constrain the text",
+                field="structured_outputs",
+                hint="give one of them",
+            )
+        if asked.type == "json_object":
+            return StructuredOutput(kind="json_object")
+        if asked.json_schema is None:
+            raise RequestError(
+                'response_format.json_schema is missing; type "json_schema" needs it',
+                field="response_format.json_schema",
+            )
+        schema = schema_text(asked.json_schema.schema_, field="response_format.json_schema.schema")
+        return StructuredOutput(kind="json_schema", value=schema)
+
+
+_SAME_NAMES = (
+    "n",
+    "temperature",
+    "top_p",
+    "top_k",
+    "min_p",
+    "presence_penalty",
+    "frequency_penalty",
+    "repetition_penalty",
+    "seed",
+    "min_tokens",
+    "include_stop_str_in_output",
+    "ignore_eos",
+    "skip_special_tokens",
+)
+
+
+def _bias(by_text: dict[str, float] | None) -> dict[int, float] | None:
+    if by_text is None:
+        return None
+    by_id: dict[int, float] = {}
+    for key, bias in by_text.items():
+        if not (key.isascii() and key.isdigit() and len(key) < 19):
+            raise RequestError(
+                f'logit_bias has the key {key[:80]!r}; keys are token ids, such as "42"',
+                field="logit_bias",
+                hint="/tokenize tells the ids of a text",
+            )
+        by_id[int(key)] = bias
+    return by_id
+
+
+def _constraint(asked: StructuredOutputs | None) -> StructuredOutput | None:
+    if asked is None:
+        return None
+    given = [name for name, value in asked if value is not None and value is not False]
+    if len(given) != 1:
+        raise RequestError(
+            f"structured_outputs has {' and '.join(given) or 'no constraint'}; it takes exactly one of"
+            " json, regex, choice, grammar and json_object",
+            field="structured_outputs",
+        )
+    if asked.json_ is not None:
+        schema = schema_text(asked.json_, field="structured_outputs.json")
+        return StructuredOutput(kind="json_schema", value=schema)
+    if asked.regex is not None:
+        return StructuredOutput(kind="regex", value=asked.regex)
+    if asked.choice is not None:
+        if not asked.choice:
+            raise RequestError(
+                "structured_outputs.choice is empty; it needs at least one text",
+                field="structured_outputs.choice",
+            )
+        return StructuredOutput(kind="choice", value=json.dumps(asked.choice, ensure_ascii=False))
+    if asked.grammar is not None:
+        return StructuredOutput(kind="grammar", value=asked.grammar)
+    return StructuredOutput(kind="json_object")
+
+
+class PromptTokensDetails(msgspec.Struct, frozen=True):
+    """Where prompt tokens came from."""
+
+    cached_tokens: int
+
+
+class UsageBody(msgspec.Struct, frozen=True):
+    """Tokens billed: the prompt once, and every choice's tokens."""
+
+    prompt_tokens: int
+    completion_tokens: int
+    total_tokens: int
+    prompt_tokens_details: PromptTokensDetails
+
+
+def usage_body(prompts: list[Usage], completion_tokens: int) -> UsageBody:
+    """The usage of a request with these prompts, each counted once."""
+    prompt_tokens = sum(usage.prompt_tokens for usage in prompts)
+    return UsageBody(
+        prompt_tokens=prompt_tokens,
+        completion_tokens=completion_tokens,
+        total_tokens=prompt_tokens + completion_tokens,
+        prompt_tokens_details=PromptTokensDetails(sum(usage.cached_tokens for usage in prompts)),
+    )
+
+
+class PromptLogprob(msgspec.Struct, frozen=True):
+    """One token at one place of the prompt; vLLM's form."""
+
+    logprob: float
+    rank: int | None
+    decoded_token: str
+
+
+PromptLogprobs = list[dict[str, PromptLogprob] | None]
+"""One entry per prompt token, keyed by token id; null for the first."""
+
+
+def prompt_logprobs_body(
+    positions: tuple[TokenLogprob | None, ...] | None,
+) -> PromptLogprobs | None:
+    """Prompt logprobs as vLLM writes them: the token itself and its alternatives, by id."""
+    if positions is None:
+        return None
+    body: PromptLogprobs = []
+    for position in positions:
+        if position is None:
+            body.append(None)
+            continue
+        entry = {
+            str(other.token_id): PromptLogprob(finite(other.logprob), rank, other.token)
+            for rank, other in enumerate(position.top, start=1)
+        }
+        chosen = position.chosen
+        entry[str(chosen.token_id)] = PromptLogprob(
+            finite(chosen.logprob), position.rank, chosen.token
+        )
+        body.append(entry)
+    return body
+
+
+LOWEST_LOGPROB = -9999.0
+"""Stands for minus infinity, which JSON cannot write."""
+
+
+def finite(logprob: float) -> float:
+    """The logprob, or the lowest one we write: a banned token's is minus infinity."""
+    return logprob if logprob > LOWEST_LOGPROB else LOWEST_LOGPROB
+
+
+class ErrorDetail(msgspec.Struct, frozen=True):
+    """What went wrong, in OpenAI's words: `param` names the field, `code` the kind."""
+
+    message: str
+    type: str
+    param: str | None
+    code: str | None
+
+
+class ErrorBody(msgspec.Struct, frozen=True):
+    """The body of every response that is not a success."""
+
+    error: ErrorDetail
