@@ -130,9 +130,7 @@ class Holdings:
                 start, fresh = len(holding.blocks[group]), pool.take(count)
                 holding.blocks[group].extend(fresh)
                 grants.append(
-                    BlockGrant(
-                        slot=request.slot, group=group, start=start, block_ids=tuple(fresh)
-                    )
+                    BlockGrant(slot=request.slot, group=group, start=start, block_ids=tuple(fresh))
                 )
         return grants
 

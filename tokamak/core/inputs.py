@@ -16,8 +16,12 @@ from torch import Tensor
 class Rows:
     """Where one cache group's rows lie for this step."""
 
-    block_table: Tensor  # [requests, blocks]  int32, entries past a request's blocks are 0 (null block)
-    lengths: Tensor  # [requests]           int32, tokens visible to the last query, this step's included
+    block_table: (
+        Tensor  # [requests, blocks]  int32, entries past a request's blocks are 0 (null block)
+    )
+    lengths: (
+        Tensor  # [requests]           int32, tokens visible to the last query, this step's included
+    )
     write_slots: Tensor  # [tokens]            int64, block * block_tokens + offset, -1 for padding
     block_tokens: int
 

@@ -16,7 +16,18 @@ import psutil
 
 OPTIONAL_LIBRARIES = ("numba", "triton", "flashinfer", "xgrammar", "transformers")
 
-CPU_FEATURES = ("avx2", "fma", "avx512f", "avx512_vnni", "avx512_bf16", "avx_vnni", "amx_bf16", "amx_int8", "asimd", "bf16")
+CPU_FEATURES = (
+    "avx2",
+    "fma",
+    "avx512f",
+    "avx512_vnni",
+    "avx512_bf16",
+    "avx_vnni",
+    "amx_bf16",
+    "amx_int8",
+    "asimd",
+    "bf16",
+)
 
 
 @dataclass(frozen=True, slots=True)

@@ -65,9 +65,7 @@ class Op(Generic[P, R]):
 
         return register
 
-    def bind(
-        self, facts: DeviceFacts, prefer: str | None = None
-    ) -> tuple[Callable[P, R], Choice]:
+    def bind(self, facts: DeviceFacts, prefer: str | None = None) -> tuple[Callable[P, R], Choice]:
         """Choose a backend for this machine; `prefer` forces one by name.
 
         Raises:

@@ -60,9 +60,7 @@ class InputArena:
         self._write_slots = [
             torch.full((max_tokens,), -1, dtype=torch.int64, device=device) for _ in groups
         ]
-        self.history = torch.zeros(
-            slots, build.max_model_len + 1, dtype=torch.int32, device=device
-        )
+        self.history = torch.zeros(slots, build.max_model_len + 1, dtype=torch.int32, device=device)
         max_blocks = -(-build.max_model_len // block_tokens)
         self.tables = BlockTables(len(groups), slots, max_blocks, device)
         self._groups = tuple(groups)

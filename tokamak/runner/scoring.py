@@ -59,9 +59,7 @@ class PromptScorer:
                 scored[row] = self._score_rows(rows, int(plan.slots[row]), first, wish.top)
         return scored
 
-    def _score_rows(
-        self, hidden: Tensor, slot: int, first: int, top: int
-    ) -> list[TokenLogprobs]:
+    def _score_rows(self, hidden: Tensor, slot: int, first: int, top: int) -> list[TokenLogprobs]:
         entries: list[TokenLogprobs] = []
         for part in torch.split(hidden, SLICE_ROWS):
             if not len(part):
