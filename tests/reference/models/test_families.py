@@ -4,23 +4,10 @@ from __future__ import annotations
 
 import pytest
 import torch
-from transformers import (
-    LlamaConfig,
-    LlamaForCausalLM,
-    MistralConfig,
-    MistralForCausalLM,
-    Qwen3Config,
-    Qwen3ForCausalLM,
-)
 
 from tests.support.steps import ModelDriver, a_build, a_model
+from tests.support.theirs import their_scores
 from tests.support.tiny import llama_config, mistral_config, qwen3_config, tiny_weights
-
-THEIRS = {
-    "llama": (LlamaConfig, LlamaForCausalLM),
-    "mistral": (MistralConfig, MistralForCausalLM),
-    "qwen3": (Qwen3Config, Qwen3ForCausalLM),
-}
 
 LLAMA3 = {
     "rope_type": "llama3",
@@ -53,18 +40,6 @@ CONFIGS = {
 }
 
 TOLERANCE = {"rtol": 1e-4, "atol": 1e-4}
-
-
-def their_scores(config, weights, prompts):
-    """Scores of transformers for each prompt on its own, every position: [tokens, vocab]."""
-    config_class, model_class = THEIRS[config["model_type"]]
-    theirs = model_class(config_class(**config, attn_implementation="eager")).eval()
-    given = dict(weights)
-    if config["tie_word_embeddings"]:
-        given["lm_head.weight"] = given["model.embed_tokens.weight"]
-    theirs.load_state_dict(given, strict=True)
-    with torch.inference_mode():
-        return [theirs(torch.tensor([prompt])).logits[0] for prompt in prompts]
 
 
 def a_prompt(tokens, seed):
