@@ -110,11 +110,16 @@ def _make_runner(
         max_tokens=config.scheduler.max_num_batched_tokens,
         block_tokens=config.cache.block_tokens,
     )
+    vocab_tokens = config.model.facts.vocab_tokens
+    tokenizer = load_tokenizer(Path(config.model.path))
+    grammar = GrammarFactory(
+        tokenizer.to_json(), vocab_tokens=vocab_tokens, eos_ids=tokenizer.eos_ids
+    )
     sampler = Sampler(
-        vocab_tokens=config.model.facts.vocab_tokens,
+        vocab_tokens=vocab_tokens,
         slots=config.scheduler.max_num_seqs + 1,
         device=build.device,
-        grammar=GrammarFactory(lambda: load_tokenizer(Path(config.model.path))),
+        grammar=grammar,
     )
     sampler.admit(
         NULL_SLOT,

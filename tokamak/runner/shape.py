@@ -28,7 +28,7 @@ class Exchange(Protocol):
 class TokenBuckets(Protocol):
     """Answers which token bucket a step can replay; None if no recording fits."""
 
-    def bucket(self, tokens: int) -> int | None:
+    def bucket(self, tokens: int, /) -> int | None:
         """The recorded bucket that holds so many token rows."""
         ...
 
@@ -36,7 +36,7 @@ class TokenBuckets(Protocol):
 class RequestBuckets(Protocol):
     """Answers which request bucket a uniform decode step can replay; None if no recording fits."""
 
-    def bucket(self, requests: int, *, q_width: int) -> int | None:
+    def bucket(self, requests: int, /, *, q_width: int) -> int | None:
         """The recorded bucket that holds so many request rows of this width."""
         ...
 
