@@ -11,7 +11,7 @@ def main(model: str = "smollm2-135m") -> None:
     params = [SamplingParams(temperature=0.8, seed=seed, max_tokens=16) for seed in range(4)]
     with LLM(model, max_num_seqs=4) as llm:
         for prompt, output in zip(prompts, llm.generate(prompts, params), strict=True):
-            print(f"{prompt!r} -> {output.outputs[0].text!r}")
+            print(f"{prompt!r} -> {output.text!r}")
 
 
 if __name__ == "__main__":

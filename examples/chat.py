@@ -10,12 +10,12 @@ def main(model: str = "smollm2-135m") -> None:
     params = SamplingParams(temperature=0.0, max_tokens=40)
     messages = [{"role": "user", "content": "What is 2 + 2?"}]
     with LLM(model) as llm:
-        first = llm.chat(messages, params).outputs[0].text
+        first = llm.chat(messages, params)[0].text
         messages += [
             {"role": "assistant", "content": first},
             {"role": "user", "content": "And 3 + 3?"},
         ]
-        second = llm.chat(messages, params).outputs[0].text
+        second = llm.chat(messages, params)[0].text
     print(first, second, sep="\n")
 
 

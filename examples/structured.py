@@ -21,8 +21,8 @@ def main(model: str = "smollm2-135m") -> None:
         structured=StructuredOutput(kind="json_schema", value=json.dumps(SCHEMA)),
     )
     with LLM(model) as llm:
-        answer = llm.chat([{"role": "user", "content": "Invent a person."}], params)
-    print(json.loads(answer.outputs[0].text))
+        (answer,) = llm.chat([{"role": "user", "content": "Invent a person."}], params)
+    print(json.loads(answer.text))
 
 
 if __name__ == "__main__":

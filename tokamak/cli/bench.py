@@ -125,7 +125,7 @@ def measure_latency(parsed: argparse.Namespace) -> dict[str, Any]:
     seconds: list[float] = []
     with tokamak.LLM(options.model, **asked_options(options)) as llm:
         generator = random.Random(options.seed)
-        vocab = llm.config.model.facts.vocab_tokens
+        vocab = llm.info.vocab_tokens
         for turn in range(parsed.num_iters_warmup + parsed.num_iters):
             # New ids every time: the prefix cache must not answer for the model.
             prompts = [
@@ -143,7 +143,7 @@ def measure_throughput(parsed: argparse.Namespace) -> dict[str, Any]:
     options = read_options(parsed, EngineOptions)
     generator = random.Random(options.seed)
     with tokamak.LLM(options.model, **asked_options(options)) as llm:
-        vocab = llm.config.model.facts.vocab_tokens
+        vocab = llm.info.vocab_tokens
         prompts = [
             random_ids(generator, _varied(generator, parsed.input_len, parsed.range_ratio), vocab)
             for _ in range(parsed.num_prompts)

@@ -11,6 +11,7 @@ import importlib
 import importlib.metadata
 import json
 import platform
+import sys
 from typing import Any
 
 from rich.console import Console
@@ -18,10 +19,10 @@ from rich.table import Table
 
 import tokamak
 from tokamak.cli.flags import Parser, add_options, asked_options, read_options
-from tokamak.config.engine import EngineConfig
 from tokamak.config.options import EngineOptions
 from tokamak.config.settle import size
 from tokamak.device.facts import DeviceFacts, cpu_facts
+from tokamak.engine.configure import configure
 from tokamak.telemetry.log import set_up_logging
 
 LIBRARIES = (
@@ -98,23 +99,22 @@ def backend_report(options: EngineOptions) -> dict[str, Any]:
 
 def model_report(options: EngineOptions) -> dict[str, Any]:
     """The settled config with reasons, and what a built engine chose."""
+    settled = dataclasses.asdict(configure(options, progress=sys.stderr.isatty()))
     with tokamak.LLM(options.model, **asked_options(options)) as llm:
-        config: EngineConfig = llm.config
-        ready = llm.ready
-    settled = dataclasses.asdict(config)
+        info = llm.info
     facts = settled["model"].pop("facts")
     reasons = settled.pop("reasons")
     return {
         "model": facts,
         "config": settled,
         "reasons": list(reasons),
-        "choices": [{"op": op, "backend": name, "why": why} for op, name, why in ready.choices],
+        "choices": [{"op": op, "backend": name, "why": why} for op, name, why in info.choices],
         "cache": {
-            "blocks": ready.total_blocks,
-            "block_tokens": ready.block_tokens,
-            "tokens": ready.total_blocks * ready.block_tokens,
+            "blocks": info.total_blocks,
+            "block_tokens": info.block_tokens,
+            "tokens": info.total_blocks * info.block_tokens,
         },
-        "load_s": dict(ready.load_s),
+        "load_s": dict(info.load_s),
     }
 
 

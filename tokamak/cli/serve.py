@@ -14,6 +14,7 @@ import logging
 import signal
 import socket
 import stat
+import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -22,11 +23,11 @@ import uvicorn
 from fastapi import FastAPI
 
 from tokamak.cli.flags import Parser, add_options, read_options
-from tokamak.cli.settled import settled
 from tokamak.config.engine import EngineConfig, ServerConfig
 from tokamak.config.options import ServeOptions
 from tokamak.config.settle import settle_server
 from tokamak.engine.client import EngineClient
+from tokamak.engine.configure import configure
 from tokamak.engine.process_client import start_engine
 from tokamak.errors import OptionError, TokamakError
 from tokamak.server.app import create_app
@@ -55,7 +56,7 @@ def run(arguments: list[str]) -> int:
     server_config = settle_server(options)
     listening = bind(server_config)
     try:
-        engine_config = settled(options)
+        engine_config = configure(options, progress=sys.stderr.isatty())
         return Serving(engine_config, server_config, listening).run()
     finally:
         listening.close()
