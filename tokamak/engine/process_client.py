@@ -9,15 +9,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import time
 from collections.abc import Callable
-from pathlib import Path
 
 import zmq
 
-from tokamak.checkpoint.tokenizer import load_chat_template, load_tokenizer
 from tokamak.config.engine import EngineConfig, ModelConfig
 from tokamak.core.generation import EngineInfo
+from tokamak.engine.configure import engine_info, load_text
 from tokamak.engine.front_end import FrontEnd
 from tokamak.engine.launch import ENGINE_MODULE, EngineProcess
 from tokamak.engine.messages import Failed, Ready, StepUpdates, ToEngine
@@ -103,12 +101,6 @@ class ProcessClient(FrontEnd):
         self._loop.remove_reader(self._file_number)
 
 
-def load_text(config: ModelConfig) -> tuple[Tokenizer, ChatTemplate | None]:
-    """A model's tokenizer and chat template."""
-    path = Path(config.path)
-    return load_tokenizer(path), load_chat_template(path, config.chat_template)
-
-
 async def start_engine(
     config: EngineConfig,
     *,
@@ -134,18 +126,3 @@ async def start_engine(
         process.kill()
         raise
     return ProcessClient(process, engine_info(config, ready), tokenizer, template)
-
-
-def engine_info(config: EngineConfig, ready: Ready) -> EngineInfo:
-    """What clients may know of an engine that is ready."""
-    return EngineInfo(
-        served_names=config.model.served_names,
-        max_model_len=ready.max_model_len,
-        vocab_tokens=ready.vocab_tokens,
-        block_tokens=ready.block_tokens,
-        total_blocks=ready.total_blocks,
-        max_num_seqs=config.scheduler.max_num_seqs,
-        started_unix_s=time.time(),
-        choices=tuple(ready.choices),
-        load_s=ready.load_s,
-    )

@@ -1,0 +1,58 @@
+"""How do options become everything an engine and its front end are made from?
+
+The one way from what was asked to what is decided, for `LLM`, `serve` and `doctor`: find the model, read what it says
+of itself, settle. No tensor is read and torch is not imported.
+"""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+from tokamak.checkpoint.fetch import resolve_model
+from tokamak.checkpoint.source import open_checkpoint
+from tokamak.checkpoint.tokenizer import load_chat_template, load_tokenizer
+from tokamak.config.engine import EngineConfig, ModelConfig
+from tokamak.config.options import EngineOptions
+from tokamak.config.settle import settle_engine
+from tokamak.core.generation import EngineInfo
+from tokamak.device.facts import cpu_facts
+from tokamak.engine.messages import Ready
+from tokamak.text.chat_template import ChatTemplate
+from tokamak.text.tokenizer import Tokenizer
+
+
+def configure(options: EngineOptions, *, progress: bool = False) -> EngineConfig:
+    """Find the model, fetching it if need be, and settle the options.
+
+    Args:
+        options: what was asked.
+        progress: show a progress bar while fetching.
+
+    Raises:
+        ModelError: there is no such model, or it is incomplete or of a kind we do not implement.
+        OptionError: a setting cannot be met.
+    """
+    path = resolve_model(options.model, progress=progress)
+    return settle_engine(options, cpu_facts(), open_checkpoint(path).facts(), path)
+
+
+def load_text(config: ModelConfig) -> tuple[Tokenizer, ChatTemplate | None]:
+    """A model's tokenizer, and its chat template if it has one."""
+    path = Path(config.path)
+    return load_tokenizer(path), load_chat_template(path, config.chat_template)
+
+
+def engine_info(config: EngineConfig, ready: Ready) -> EngineInfo:
+    """What clients may know of an engine that is ready."""
+    return EngineInfo(
+        served_names=config.model.served_names,
+        max_model_len=ready.max_model_len,
+        vocab_tokens=ready.vocab_tokens,
+        block_tokens=ready.block_tokens,
+        total_blocks=ready.total_blocks,
+        max_num_seqs=config.scheduler.max_num_seqs,
+        started_unix_s=time.time(),
+        choices=tuple(ready.choices),
+        load_s=ready.load_s,
+    )
