@@ -17,6 +17,12 @@ GROUPED_FORMATS = {"Q4_0": 4, "Q4_1": 4, "Q5_0": 5, "Q5_1": 5, "Q8_0": 8}
 PLAIN_FORMATS = ("F32", "BF16", "F16")
 """Formats read as they are."""
 
+DEQUANTISED_FORMATS = (
+    *("Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "TQ1_0", "TQ2_0", "MXFP4", "NVFP4"),
+    *("IQ1_S", "IQ1_M", "IQ2_XXS", "IQ2_XS", "IQ2_S", "IQ3_XXS", "IQ3_S", "IQ4_NL", "IQ4_XS"),
+)
+"""Formats read as the float32 numbers they stand for."""
+
 
 @dataclass(frozen=True, slots=True)
 class Format:

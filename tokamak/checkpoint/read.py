@@ -15,11 +15,22 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tokamak.checkpoint.entry import GROUPED_FORMATS, TensorEntry, check_range
+from tokamak.checkpoint.entry import (
+    DEQUANTISED_FORMATS,
+    GROUPED_FORMATS,
+    PLAIN_FORMATS,
+    TensorEntry,
+    check_range,
+)
 from tokamak.core.weight import DenseWeight, GroupedWeight, Weight
-from tokamak.errors import CheckpointError, UnsupportedModelError
+from tokamak.errors import CheckpointError
 
-PLAIN_DTYPES = {"F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}
+PLAIN_DTYPES = dict(zip(PLAIN_FORMATS, (torch.float32, torch.bfloat16, torch.float16), strict=True))
+
+
+def can_read(form: str) -> bool:
+    """Whether weights in a number format can be read."""
+    return form in PLAIN_DTYPES or form in GROUPED_FORMATS or form in DEQUANTISED_FORMATS
 
 
 class Reader:
@@ -29,11 +40,10 @@ class Reader:
         self._files: dict[Path, Tensor] = {}
 
     def read(self, entry: TensorEntry) -> Weight:
-        """The weight at `entry`, rows in the model's own order.
+        """The weight at `entry`, rows in the model's own order; `can_read` its format.
 
         Raises:
             CheckpointError: the file is shorter than when it was opened, or rows do not divide by heads.
-            UnsupportedModelError: the format is not one we read.
         """
         rows = _in_order(self._stored_rows(entry), entry)
         form, shape = entry.format.name, entry.shape
@@ -134,11 +144,5 @@ def _dequantised(rows: Tensor, entry: TensorEntry) -> Tensor:
     """
     constants: Any = importlib.import_module("gguf.constants")
     quants: Any = importlib.import_module("gguf.quants")
-    try:
-        kind = constants.GGMLQuantizationType[entry.format.name]
-        values = quants.dequantize(rows.numpy(), kind)
-    except (KeyError, NotImplementedError) as error:
-        raise UnsupportedModelError(
-            f"{entry.where} has the number format {entry.format.name}, which is not supported"
-        ) from error
-    return torch.from_numpy(values)
+    kind = constants.GGMLQuantizationType[entry.format.name]
+    return torch.from_numpy(quants.dequantize(rows.numpy(), kind))

@@ -34,8 +34,9 @@ class Tokenizer:
         self.backend = backend
         self.bos_id = bos_id
         self.eos_ids = frozenset(eos_ids)
-        known = backend.get_vocab(with_added_tokens=True)
-        self.vocab_tokens = vocab_tokens or max(known.values(), default=-1) + 1
+        if vocab_tokens is None:
+            vocab_tokens = max(backend.get_vocab(with_added_tokens=True).values(), default=-1) + 1
+        self.vocab_tokens = vocab_tokens
         added: dict[int, Any] = backend.get_added_tokens_decoder()
         self.special_ids = frozenset(i for i, token in added.items() if token.special)
         self._added_text: dict[int, str] = {i: token.content for i, token in added.items()}
