@@ -5,13 +5,16 @@ Binding happens once, here; the choices made are what `tokamak doctor` prints.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import ParamSpec, TypeVar
 
 import torch
 
+from tokamak.core.weight import Weight
 from tokamak.device.facts import DeviceFacts
+from tokamak.ops.linear import PackedLinear, pack_linear
 from tokamak.ops.registry import Choice, Op
 
 P = ParamSpec("P")
@@ -30,9 +33,31 @@ class Build:
     max_model_len: int
     prefer: Mapping[str, str] = field(default_factory=dict)
     choices: dict[str, Choice] = field(default_factory=dict)
+    forms: dict[str, Counter[str]] = field(default_factory=dict)
+    """How many weights took each packed form, for `linear` and `head`."""
 
     def bind(self, op: Op[P, R]) -> Callable[P, R]:
         """The backend of an op on this machine; a plain call afterwards."""
         call, choice = op.bind(self.facts, self.prefer.get(op.name))
         self.choices[op.name] = choice
         return call
+
+    def pack(self, weight: Weight, *, head: bool = False) -> PackedLinear:
+        """A [out, in] weight in the form its products run fastest in; the vocabulary head is told apart.
+
+        `prefer["linear"]` and `prefer["head"]` force a form by name.
+        """
+        name = "head" if head else "linear"
+        packed = pack_linear(
+            weight,
+            dtype=self.dtype,
+            exact=self.exact,
+            facts=self.facts,
+            head=head,
+            prefer=self.prefer.get(name),
+        )
+        forms = self.forms.setdefault(name, Counter())
+        forms[packed.form] += 1
+        why = "packed " + ", ".join(f"{count} as {form}" for form, count in forms.items())
+        self.choices[name] = Choice(name, " + ".join(forms), why)
+        return packed

@@ -11,7 +11,7 @@ from torch.nn import functional
 from tokamak.core.weight import DenseWeight, Weight
 from tokamak.layers.build import Build
 from tokamak.layers.linear import random_matrix
-from tokamak.ops.linear import PackedLinear, pack_linear
+from tokamak.ops.linear import PackedLinear
 
 
 class Head:
@@ -36,15 +36,7 @@ class Head:
         """Pack the one part."""
         (weight,) = parts
         assert weight.shape == self._shape, f"a head of {weight.shape} for {self._shape}"
-        build = self._build
-        self._packed = pack_linear(
-            weight,
-            dtype=build.dtype,
-            exact=build.exact,
-            facts=build.facts,
-            head=True,
-            prefer=build.prefer.get("linear"),
-        )
+        self._packed = self._build.pack(weight, head=True)
 
     def load_random(self, generator: torch.Generator) -> None:
         """Fill so that scores of normed rows have unit scale."""

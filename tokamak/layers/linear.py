@@ -17,7 +17,7 @@ from torch import Tensor
 from tokamak.core.weight import DenseWeight, Weight, concatenate
 from tokamak.layers.build import Build
 from tokamak.layers.vector import Vector
-from tokamak.ops.linear import PackedLinear, pack_linear
+from tokamak.ops.linear import PackedLinear
 
 
 class Linear:
@@ -48,14 +48,7 @@ class Linear:
         """Stack the parts by rows and pack them."""
         shapes = tuple(part.shape for part in parts)
         assert shapes == self._part_shapes, f"parts {shapes} for a linear of {self._part_shapes}"
-        build = self._build
-        self._packed = pack_linear(
-            concatenate(tuple(parts)),
-            dtype=build.dtype,
-            exact=build.exact,
-            facts=build.facts,
-            prefer=build.prefer.get("linear"),
-        )
+        self._packed = self._build.pack(concatenate(tuple(parts)))
 
     def load_random(self, generator: torch.Generator) -> None:
         """Fill with numbers that keep the size of what passes through."""

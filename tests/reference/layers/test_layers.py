@@ -200,3 +200,14 @@ def attention_in_float64(x, weight, out, angles, heads, kv_heads, head_dim, wind
             weights = (keys @ query / head_dim**0.5).softmax(0)
             result[at, head * head_dim : (head + 1) * head_dim] = weights @ values
     return result @ out.double().T
+
+
+def test_a_build_counts_the_forms_its_weights_took(numbers):
+    build = a_build()
+    for _ in range(2):
+        Linear(build, 8, (3,)).load([DenseWeight(numbers(3, 8))])
+    Head(build, 10, 8).load([DenseWeight(numbers(10, 8))])
+
+    assert sum(build.forms["linear"].values()) == 2
+    assert sum(build.forms["head"].values()) == 1
+    assert build.choices["linear"].backend in build.forms["linear"]
