@@ -1,0 +1,163 @@
+"""Which token does a row draw: temperature, top-k, top-p, min-p, and one random number?
+
+A row that cuts nothing draws by inverse CDF over the vocabulary in id order. A row that cuts (top-k, then
+top-p of what is left, then min-p) draws over its kept tokens, most likely first, then lowest id. The
+vocabulary is not sorted: the cut is looked for among the highest 256 scores, and only where those do
+not settle it among more. Cuts and cumulative sums are float64, so where a cut was found changes nothing.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from tokamak.sampling import scan
+from tokamak.sampling.noise import Float64s
+from tokamak.sampling.slot_table import Int64s
+
+CANDIDATES = (256, 4096)
+"""How many of the highest scores are looked at, first and then; the whole row comes last."""
+
+BLOCK = 1024
+"""Tokens summed together when a row is drawn whole; fixes the order of additions."""
+
+
+@dataclass(frozen=True, slots=True)
+class Draw:
+    """What some rows need to draw, all [rows]."""
+
+    temperature: Float64s
+    top_k: Int64s  # vocab where off
+    top_p: Float64s  # 1 where off
+    min_p: Float64s  # 0 where off
+    uniforms: Float64s
+
+    def at(self, rows: Int64s) -> Draw:
+        """The same for some of the rows."""
+        return Draw(
+            self.temperature[rows],
+            self.top_k[rows],
+            self.top_p[rows],
+            self.min_p[rows],
+            self.uniforms[rows],
+        )
+
+
+def draw(scores: Tensor, peaks: Tensor, asked: Draw) -> Tensor:
+    """Draw a token per row.
+
+    scores: [rows, vocab] float32, -inf where ruled out; peaks: [rows] their finite maxima. Returns
+    [rows] int64.
+    """
+    vocab = scores.shape[1]
+    out = torch.empty(scores.shape[0], dtype=torch.int64, device=scores.device)
+    whole = (asked.top_k >= vocab) & (asked.top_p >= 1.0) & (asked.min_p <= 0.0)
+    for rows, choose in ((np.flatnonzero(whole), _draw_whole), (np.flatnonzero(~whole), _draw_cut)):
+        if rows.size == whole.size:
+            return choose(scores, peaks, asked)
+        if rows.size:
+            index = torch.from_numpy(rows).to(scores.device)
+            out[index] = choose(scores[index], peaks[index], asked.at(rows))
+    return out
+
+
+def probabilities(scores: Tensor, peaks: Tensor, temperature: Float64s) -> Tensor:
+    """Softmax of scores over temperature; finite for any temperature. [rows, vocab] float32."""
+    shifted = scores - peaks[:, None]
+    if (temperature != 1.0).any():
+        shifted *= _device(scores, (1.0 / temperature).astype(np.float32))[:, None]
+    return torch.softmax(shifted, dim=1)
+
+
+def _draw_whole(scores: Tensor, peaks: Tensor, asked: Draw) -> Tensor:
+    rows, vocab = scores.shape
+    weights = probabilities(scores, peaks, asked.temperature)
+    if vocab % BLOCK:
+        weights = torch.nn.functional.pad(weights, (0, BLOCK - vocab % BLOCK))
+    blocks = weights.view(rows, -1, BLOCK)
+    ends = blocks.sum(dim=2).double().cumsum(dim=1)
+    targets = ends[:, -1:] * _device(scores, asked.uniforms)[:, None]
+    block = _first_above(ends, targets)
+    before = torch.nn.functional.pad(ends, (1, 0)).gather(1, block)
+    every = torch.arange(rows, device=scores.device)
+    inside = blocks[every, block[:, 0]].double().cumsum(dim=1)
+    # Rounding may leave a target above the block's own sum; its last likely token is meant then.
+    last = (inside < inside[:, -1:]).sum(dim=1, keepdim=True)
+    place = torch.minimum(_first_above(inside, targets - before), last)
+    return (block * BLOCK + place)[:, 0]
+
+
+def _draw_cut(scores: Tensor, peaks: Tensor, asked: Draw) -> Tensor:
+    rows, vocab = scores.shape
+    out = torch.empty(rows, dtype=torch.int64, device=scores.device)
+    totals = _totals(scores, peaks, asked)
+    pending = np.arange(rows)
+    for count in (*(count for count in CANDIDATES if count < vocab), vocab):
+        index = torch.from_numpy(pending).to(scores.device)
+        part = scores if pending.size == rows else scores[index]
+        chosen, settled = _draw_among(part, peaks[index], totals[index], asked.at(pending), count)
+        out[index[settled]] = chosen[settled]
+        pending = pending[~settled.cpu().numpy()]
+        if not pending.size:
+            break
+    return out
+
+
+def _totals(scores: Tensor, peaks: Tensor, asked: Draw) -> Tensor:
+    """The sum of exp((score - peak) / temperature) of rows with top-p and no top-k; [rows] float64."""
+    totals = torch.zeros(scores.shape[0], dtype=torch.float64, device=scores.device)
+    rows = np.flatnonzero((asked.top_p < 1.0) & (asked.top_k >= scores.shape[1]))
+    if rows.size:
+        index = torch.from_numpy(rows).to(scores.device)
+        part = scores if rows.size == scores.shape[0] else scores[index]
+        likely = probabilities(part, peaks[index], asked.temperature[rows])
+        # The most likely token has weight 1, so its probability is the reciprocal of the sum.
+        totals[index] = likely.amax(dim=1).double().reciprocal()
+    return totals
+
+
+def _draw_among(
+    scores: Tensor, peaks: Tensor, totals: Tensor, asked: Draw, count: int
+) -> tuple[Tensor, Tensor]:
+    """Draw from each row's `count` highest scores; also says for which rows those settle it."""
+    vocab = scores.shape[1]
+    values = scan.largest(scores, count)
+    temperature = _device(scores, asked.temperature)[:, None]
+    weights = torch.exp((values.double() - peaks[:, None].double()) / temperature)
+    sums = weights.cumsum(dim=1)
+    top_k = _device(scores, asked.top_k)[:, None]
+    top_p = _device(scores, asked.top_p)[:, None]
+    min_p = _device(scores, asked.min_p)[:, None]
+
+    unknown = vocab + 1  # a cut somewhere past the candidates
+    among = sums.gather(1, (top_k - 1).clamp(max=count - 1))
+    mass = top_p * torch.where(top_k < vocab, among, totals[:, None])
+    by_p = (sums < mass).sum(dim=1, keepdim=True) + 1
+    by_p = torch.where((by_p > count) | ((top_k < vocab) & (top_k > count)), unknown, by_p)
+    by_p = torch.where(top_p < 1.0, by_p, vocab)
+    likely = (weights >= min_p).sum(dim=1, keepdim=True)
+    by_min_p = torch.where(likely < count, likely, unknown)
+    by_min_p = torch.where(min_p > 0.0, by_min_p, vocab)
+    kept = torch.minimum(torch.minimum(top_k, by_p), by_min_p)
+    settled = (kept <= count) & ((by_p <= count) | (top_p >= 1.0) | (top_k <= count))
+    if count == vocab:
+        settled, kept = torch.ones_like(settled), kept.clamp(max=vocab)
+    kept = kept.clamp(max=count)
+
+    target = sums.gather(1, kept - 1) * _device(scores, asked.uniforms)[:, None]
+    place = torch.minimum(_first_above(sums, target), kept - 1)
+    value = values.gather(1, place)
+    skipped = place - (values > value).sum(dim=1, keepdim=True)
+    return scan.nth_equal(scores, value[:, 0], skipped[:, 0]), settled[:, 0]
+
+
+def _first_above(sums: Tensor, targets: Tensor) -> Tensor:
+    """The first place of each row where a running sum exceeds the target. To [rows, 1] int64."""
+    return (sums <= targets).sum(dim=1, keepdim=True).clamp(max=sums.shape[1] - 1)
+
+
+def _device(like: Tensor, values: np.ndarray) -> Tensor:
+    return torch.from_numpy(values).to(like.device)
