@@ -211,8 +211,8 @@ async def _lines(server: Server, method: str, path: str, body: bytes) -> AsyncIt
         )
         writer.write(head.encode() + body)
         await writer.drain()
-        status = int((await reader.readuntil(b"\r\n")).split()[1])
         headers = (await reader.readuntil(b"\r\n\r\n")).lower()
+        status = int(headers.split()[1])
         chunks = _chunks(reader) if b"transfer-encoding: chunked" in headers else _plain(reader)
         if status != 200:
             text = b"".join([part async for part in chunks]).decode(errors="replace")
