@@ -3,8 +3,8 @@
 Queries, keys and values are one matrix, gate and up another: one call where a checkpoint has three or
 two tensors. The weight's form (dense, packed to few bits) is `ops/linear`'s choice, made at loading.
 
-Layers are plain objects, not torch modules: a module call costs 4 microseconds of Python where a
-plain call costs 0.2, and a decode step makes some two hundred of them.
+Layers are plain objects, not torch modules: a module call costs many times a plain one in Python, and
+a decode step of a small model makes hundreds of them.
 """
 
 from __future__ import annotations
