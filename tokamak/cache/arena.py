@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -18,8 +19,7 @@ class Arena:
 
     def __init__(self, layout: ArenaLayout, device: torch.device) -> None:
         self.layout = layout
-        # Zeroed lazily by the system on a CPU; a block that was never written reads as finite numbers.
-        self._bytes = torch.zeros(layout.arena_bytes, dtype=torch.uint8, device=device)
+        self._bytes = _zeros(layout.arena_bytes, device)
 
     def views(self) -> dict[str, Sequence[Tensor]]:
         """By sub-cache: one [blocks, heads, rows a block, width] tensor a layer, in layer order."""
@@ -30,3 +30,14 @@ class Arena:
             flat = self._bytes[region.start_bytes : region.start_bytes + region_bytes]
             views.setdefault(region.sub_cache, []).append(flat.view(dtype).view(region.shape))
         return {name: tuple(layers) for name, layers in views.items()}
+
+
+def _zeros(size: int, device: torch.device) -> Tensor:
+    """Zeroed bytes, so that a row nobody wrote reads as finite numbers.
+
+    On a CPU the pages come from the system, which zeroes each when it is first touched: an arena of
+    gigabytes costs nothing until blocks are used. torch.zeros would write them all.
+    """
+    if device.type == "cpu":
+        return torch.from_numpy(np.zeros(size, dtype=np.uint8))
+    return torch.zeros(size, dtype=torch.uint8, device=device)

@@ -80,8 +80,10 @@ def assemble(config: EngineConfig) -> Rank:
         model.bind_caches(Arena(layout, build.device).views())
         runner = _make_runner(config, build, model, groups)
     with _timed(load_s, "warm_up"):
-        runner.step(dummy_plan(prefill_tokens=WARM_UP_TOKENS, decode_rows=0)).take()
-        runner.step(dummy_plan(prefill_tokens=0, decode_rows=WARM_UP_REQUESTS)).take()
+        tokens = min(WARM_UP_TOKENS, config.scheduler.max_num_batched_tokens)
+        requests = min(WARM_UP_REQUESTS, config.scheduler.max_num_seqs)
+        runner.step(dummy_plan(prefill_tokens=tokens, decode_rows=0)).take()
+        runner.step(dummy_plan(prefill_tokens=0, decode_rows=requests)).take()
     return Rank(
         model=model, runner=runner, build=build, groups=groups, memory=memory, load_s=load_s
     )
