@@ -80,13 +80,11 @@ def _draw_whole(scores: Tensor, peaks: Tensor, asked: Draw) -> Tensor:
     blocks = weights.view(rows, -1, BLOCK)
     ends = blocks.sum(dim=2).double().cumsum(dim=1)
     targets = ends[:, -1:] * _device(scores, asked.uniforms)[:, None]
-    block = _first_above(ends, targets)
+    block = _first_above(ends, targets, ends[:, -1:])
     before = torch.nn.functional.pad(ends, (1, 0)).gather(1, block)
     every = torch.arange(rows, device=scores.device)
     inside = blocks[every, block[:, 0]].double().cumsum(dim=1)
-    # Rounding may leave a target above the block's own sum; its last likely token is meant then.
-    last = (inside < inside[:, -1:]).sum(dim=1, keepdim=True)
-    place = torch.minimum(_first_above(inside, targets - before), last)
+    place = _first_above(inside, targets - before, inside[:, -1:])
     return (block * BLOCK + place)[:, 0]
 
 
@@ -147,16 +145,22 @@ def _draw_among(
         settled, kept = torch.ones_like(settled), kept.clamp(max=vocab)
     kept = kept.clamp(max=count)
 
-    target = sums.gather(1, kept - 1) * _device(scores, asked.uniforms)[:, None]
-    place = torch.minimum(_first_above(sums, target), kept - 1)
+    total = sums.gather(1, kept - 1)
+    place = _first_above(sums, total * _device(scores, asked.uniforms)[:, None], total)
     value = values.gather(1, place)
     skipped = place - (values > value).sum(dim=1, keepdim=True)
     return scan.nth_equal(scores, value[:, 0], skipped[:, 0]), settled[:, 0]
 
 
-def _first_above(sums: Tensor, targets: Tensor) -> Tensor:
-    """The first place of each row where a running sum exceeds the target. To [rows, 1] int64."""
-    return (sums <= targets).sum(dim=1, keepdim=True).clamp(max=sums.shape[1] - 1)
+def _first_above(sums: Tensor, targets: Tensor, totals: Tensor) -> Tensor:
+    """The first place of each row where a running sum exceeds the target. To [rows, 1] int64.
+
+    Rounding may lift a target to the total; the place that reaches the total is meant then, so that no
+    place without weight is.
+    """
+    above = (sums <= targets).sum(dim=1, keepdim=True)
+    reaches = (sums < totals).sum(dim=1, keepdim=True)
+    return torch.minimum(above, reaches)
 
 
 def _device(like: Tensor, values: np.ndarray) -> Tensor:
