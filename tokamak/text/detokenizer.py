@@ -51,8 +51,7 @@ class Detokenizer:
             # A run of byte tokens is decoded as one: if it ends inside a character, all of its bytes
             # become U+FFFD. So nothing of a run is final before the run is over.
             if token_id not in self._in_byte_run:
-                for pending_id in self._pending:
-                    text += self._stream.step(self._tokenizer.backend, pending_id) or ""
+                text += self._stream.step(self._tokenizer.backend, self._pending) or ""
                 self._pending.clear()
         self._released_characters += len(text)
         return text

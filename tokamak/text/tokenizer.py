@@ -49,12 +49,8 @@ class Tokenizer:
         """
         try:
             return self.backend.encode(text, add_special_tokens=add_special_tokens).ids
-        except UnicodeEncodeError as error:
-            raise RequestError(
-                f"the text holds U+{ord(text[error.start]):04X} at character {error.start}, half of a "
-                "surrogate pair; text must be valid Unicode",
-                field="prompt",
-            ) from error
+        except TypeError as refused:
+            raise _not_unicode(text) from refused
 
     def decode(self, ids: Sequence[int], *, skip_special_tokens: bool) -> str:
         """The text of a sequence; bytes that make no character become U+FFFD."""
@@ -114,6 +110,16 @@ class Tokenizer:
         state: dict[str, Any] = json.loads(decoder.__getstate__())
         parts: list[dict[str, Any]] = state.get("decoders") or [state]
         return frozenset(str(part["type"]) for part in parts)
+
+
+def _not_unicode(text: str) -> RequestError:
+    """What is wrong with a text that cannot be encoded: it holds half of a surrogate pair."""
+    at = next(at for at, character in enumerate(text) if 0xD800 <= ord(character) < 0xE000)
+    return RequestError(
+        f"the text holds U+{ord(text[at]):04X} at character {at}, half of a surrogate pair; text must "
+        "be valid Unicode",
+        field="prompt",
+    )
 
 
 def byte_fallback_value(piece: str) -> int | None:
