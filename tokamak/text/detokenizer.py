@@ -31,9 +31,7 @@ class Detokenizer:
         """Begin after `prompt_ids`; with none, the output is decoded as the start of a text."""
         self._tokenizer = tokenizer
         self._skip = skip_special_tokens
-        self._in_byte_run = tokenizer.byte_ids
-        if self._in_byte_run and skip_special_tokens:
-            self._in_byte_run |= tokenizer.special_ids
+        self._byte_ids = tokenizer.byte_ids
         self._context = self._whole_context(prompt_ids)
         self._ids: list[int] = []
         self._pending: list[int] = []
@@ -50,7 +48,7 @@ class Detokenizer:
             self._pending.append(token_id)
             # A run of byte tokens is decoded as one: if it ends inside a character, all of its bytes
             # become U+FFFD. So nothing of a run is final before the run is over.
-            if token_id not in self._in_byte_run:
+            if not self._leaves_run_open(token_id):
                 text += self._stream.step(self._tokenizer.backend, self._pending) or ""
                 self._pending.clear()
         self._released_characters += len(text)
@@ -63,6 +61,14 @@ class Detokenizer:
         self._released_characters += len(rest)
         return rest
 
+    def _leaves_run_open(self, token_id: int) -> bool:
+        """Whether a run of byte tokens may go on after this token: it is a byte, or has no text."""
+        if not self._byte_ids:
+            return False
+        if token_id in self._byte_ids or (self._skip and token_id in self._tokenizer.special_ids):
+            return True
+        return self._tokenizer.backend.id_to_token(token_id) is None
+
     def _decode(self, ids: Sequence[int]) -> str:
         return self._tokenizer.decode(ids, skip_special_tokens=self._skip)
 
@@ -72,7 +78,7 @@ class Detokenizer:
         An output must not complete a character of the prompt: the prompt's text is not ours to change.
         """
         end = len(prompt_ids)
-        while end and prompt_ids[end - 1] in self._in_byte_run:
+        while end and self._leaves_run_open(prompt_ids[end - 1]):
             end -= 1
         context = list(prompt_ids[max(end - CONTEXT_TOKENS, 0) : end])
         if self._decode(context).endswith(REPLACEMENT):
