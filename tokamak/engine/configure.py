@@ -33,7 +33,7 @@ def configure(options: EngineOptions, *, progress: bool = False) -> EngineConfig
         ModelError: there is no such model, or it is incomplete or of a kind we do not implement.
         OptionError: a setting cannot be met.
     """
-    path = resolve_model(options.model, progress=progress)
+    path = resolve_model(options.model, progress=progress, revision=options.revision)
     return settle_engine(options, cpu_facts(), open_checkpoint(path).facts(), path)
 
 

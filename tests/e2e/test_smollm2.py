@@ -1,0 +1,115 @@
+"""Does the whole engine give a real model's recorded greedy tokens, however its requests are run?
+
+The record was made with another implementation in fp32 (`data/smollm2_greedy.json` says how). A case counts up to its
+end-of-sequence token, or to 64 tokens.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tokamak.core.request import FinishReason, SamplingParams
+from tokamak.llm import LLM, RequestOutput
+
+pytestmark = [pytest.mark.weights, pytest.mark.slow, pytest.mark.timeout(600)]
+
+RECORD = json.loads((Path(__file__).parent / "data" / "smollm2_greedy.json").read_text("utf-8"))
+CASES = RECORD["cases"]
+PROMPTS = [case["prompt_ids"] for case in CASES]
+GREEDY = SamplingParams(temperature=0, max_tokens=64)
+OPTIONS = {"dtype": "fp32", "max_model_len": 720, "max_num_seqs": 8}
+
+
+def expected_ids(case: dict) -> tuple[int, ...]:
+    end = case["eos_index"]
+    return tuple(case["output_ids"] if end is None else case["output_ids"][: end + 1])
+
+
+EXPECTED = [expected_ids(case) for case in CASES]
+
+
+def ids_of(outputs: list[RequestOutput]) -> list[tuple[int, ...]]:
+    return [output.token_ids for output in outputs]
+
+
+@pytest.fixture(scope="module")
+def llm():
+    with LLM("smollm2-135m", **OPTIONS) as llm:
+        yield llm
+
+
+@pytest.fixture
+def cold(llm):
+    llm.reset_prefix_cache()
+    return llm
+
+
+@pytest.mark.parametrize("at", range(len(CASES)))
+def test_a_prompt_alone_gives_the_recorded_tokens(cold, at):
+    (output,) = cold.generate(PROMPTS[at], GREEDY)
+
+    ended = CASES[at]["eos_index"] is not None
+    assert output.token_ids == EXPECTED[at]
+    assert output.usage.cached_tokens == 0
+    assert output.finish_reason is (FinishReason.STOP if ended else FinishReason.LENGTH)
+
+
+def test_all_prompts_at_once_give_the_recorded_tokens(cold):
+    outputs = cold.generate(PROMPTS, GREEDY)
+
+    assert ids_of(outputs) == EXPECTED
+
+
+def test_a_warm_prefix_cache_changes_nothing(cold):
+    cold.generate(PROMPTS, SamplingParams(temperature=0, max_tokens=1))
+
+    outputs = cold.generate(PROMPTS, GREEDY)
+
+    assert ids_of(outputs) == EXPECTED
+    assert all(output.usage.cached_tokens > 0 for output in outputs)
+
+
+def test_messages_become_the_recorded_prompts_and_answers(cold):
+    outputs = cold.chat([case["messages"] for case in CASES], GREEDY)
+
+    assert [output.prompt for output in outputs] == [case["prompt"] for case in CASES]
+    assert [list(output.prompt_ids) for output in outputs] == PROMPTS
+    ended = [at for at, case in enumerate(CASES) if case["eos_index"] is not None]
+    assert [outputs[at].text for at in ended] == [CASES[at]["output_text"] for at in ended]
+
+
+def test_the_five_most_likely_tokens_have_the_recorded_logprobs(cold):
+    params = SamplingParams(temperature=0, max_tokens=8, logprobs=5, ignore_eos=True)
+
+    outputs = cold.generate(PROMPTS, params)
+
+    for case, output in zip(CASES, outputs, strict=True):
+        for recorded, entry in zip(case["top5_logprobs_first8"], output.logprobs, strict=True):
+            found = {alternative.token_id: alternative.logprob for alternative in entry.top}
+            assert found == pytest.approx(dict(recorded), abs=1e-3)
+
+
+def test_chunks_of_sixteen_tokens_change_nothing():
+    options = {**OPTIONS, "max_num_batched_tokens": 16, "block_size": 16}
+    with LLM("smollm2-135m", **options) as llm:
+        outputs = llm.generate(PROMPTS, GREEDY)
+
+        most_a_step = llm.stats().scheduled_tokens / llm.stats().steps
+
+    assert ids_of(outputs) == EXPECTED
+    assert most_a_step <= 16
+
+
+def test_preemption_changes_nothing():
+    options = {**OPTIONS, "block_size": 16, "num_blocks_override": 52}
+    with LLM("smollm2-135m", **options) as llm:
+        outputs = llm.generate(PROMPTS, GREEDY)
+
+        stats = llm.stats()
+
+    assert ids_of(outputs) == EXPECTED
+    assert stats.preemptions > 0
+    assert stats.free_blocks == stats.total_blocks
