@@ -1,8 +1,8 @@
 """How does a server come up and go down? `tokamak serve`: options to an engine process to HTTP.
 
 The port is taken first, so a wrong setting is told within a second; `/health/live` answers while the model loads.
-SIGTERM or Ctrl-C drains: new requests are refused, running ones may end, a second signal stops at once. A server whose
-engine died exits, for a supervisor to restart it.
+SIGTERM or Ctrl-C drains: new requests are refused, running ones may end; a second signal ends those, a third leaves at
+once. A server whose engine died exits, for a supervisor to restart it.
 """
 
 from __future__ import annotations
@@ -38,6 +38,8 @@ logger = logging.getLogger(__name__)
 BACKLOG = 2048
 
 ENGINE_WATCH_S = 1.0
+
+MOST_SIGNALS = 2
 
 CLOSE_TIMEOUT_S = 5
 """After the drain: how long uvicorn waits for connections that are still open."""
@@ -77,6 +79,7 @@ class Serving:
         self._failure: TokamakError | None = None
         self._started_s = time.monotonic()
         self._stopping: asyncio.Task[None] | None = None
+        self._signals = 0
         app: FastAPI = create_app(self._connect, server_config)
         self._server = _Uvicorn(
             uvicorn.Config(
@@ -124,21 +127,24 @@ class Serving:
         return self._engine_config.model.served_names[0]
 
     def _stop(self) -> None:
-        """A signal came: drain, or at the second one stop."""
-        if self._stopping is not None:
+        """A signal came: drain; at the second one end what runs; at the third leave at once."""
+        self._signals += 1
+        if self._signals > MOST_SIGNALS:
             self._server.force_exit = True
-            self._server.should_exit = True
             return
-        self._stopping = asyncio.get_running_loop().create_task(self._drain())
+        if self._stopping is not None:
+            self._stopping.cancel()
+        timeout_s = self._config.drain_timeout_s if self._signals == 1 else 0.0
+        self._stopping = asyncio.get_running_loop().create_task(self._drain(timeout_s))
 
-    async def _drain(self) -> None:
+    async def _drain(self, timeout_s: float) -> None:
         if self._client is not None:
             running = self._client.health().unfinished_requests
-            logger.info(
-                "draining %d requests for at most %.0f s", running, self._config.drain_timeout_s
-            )
-            if not await self._client.drain(self._config.drain_timeout_s):
+            logger.info("draining %d requests for at most %.0f s", running, timeout_s)
+            if not await self._client.drain(timeout_s):
                 logger.warning("the time to drain is over; what still runs is ended")
+                # Their answers end with `abort`, so no client waits on a dead connection.
+                await self._client.close()
         self._server.should_exit = True
 
     async def _watch_engine(self) -> None:
