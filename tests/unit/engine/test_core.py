@@ -1,0 +1,252 @@
+"""Does the loop keep one step ahead, refuse what cannot run, and outlive a failed step?"""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+
+from tests.support.factory import END_ID, a_result, cache_groups
+from tokamak.config.engine import (
+    CacheConfig,
+    EngineConfig,
+    KernelConfig,
+    ModelConfig,
+    ModelFacts,
+    SchedulerConfig,
+)
+from tokamak.core.request import FinishReason, SamplingParams
+from tokamak.engine.core import EngineCore
+from tokamak.engine.messages import AddRequest
+
+
+class ScriptedExecutor:
+    """Answers every sampled row with the same token, and records what was launched and taken."""
+
+    def __init__(self, *, blocks: int = 65, fails_at: int | None = None) -> None:
+        memory = SimpleNamespace(total_blocks=blocks)
+        build = SimpleNamespace(choices={})
+        self.rank = SimpleNamespace(
+            groups=cache_groups(), memory=memory, build=build, load_s={"weights": 1.0}
+        )
+        self.token_id = 7
+        self.log: list[tuple[str, int]] = []
+        self._fails_at = fails_at
+
+    def launch(self, plan):
+        self.log.append(("launch", plan.seq))
+        return SimpleNamespace(plan=plan, take=lambda: self._take(plan))
+
+    def _take(self, plan):
+        self.log.append(("take", plan.seq))
+        if plan.seq == self._fails_at:
+            raise ArithmeticError("the device said no")
+        return a_result(plan, self.token_id)
+
+    def close(self) -> None:
+        self.log.append(("close", -1))
+
+
+def a_core(executor: ScriptedExecutor, **limits: int) -> EngineCore:
+    facts = ModelFacts(
+        architecture="LlamaForCausalLM",
+        vocab_tokens=100,
+        max_position_tokens=1000,
+        stored_dtype="float32",
+        weight_bytes=1,
+        parameters=1,
+    )
+    return EngineCore(
+        EngineConfig(
+            model=ModelConfig(
+                path="",
+                served_names=("m",),
+                load_format="auto",
+                seed=0,
+                dtype="float32",
+                exact=True,
+                device="cpu",
+                max_model_len=1000,
+                chat_template=None,
+                facts=facts,
+            ),
+            cache=CacheConfig(block_tokens=4, arena_bytes=1, blocks=None, prefix_caching=True),
+            scheduler=SchedulerConfig(
+                **{
+                    "max_num_seqs": 4,
+                    "max_num_batched_tokens": 32,
+                    "policy": "fcfs",
+                    "max_waiting_requests": 100,
+                    "max_waiting_tokens": 1000,
+                    **limits,
+                }
+            ),
+            kernels=KernelConfig(threads=1, prefer=()),
+            reasons=(),
+        ),
+        executor,
+    )
+
+
+def an_add(name: str = "r", *, prompt: int = 4, max_tokens: int = 3) -> AddRequest:
+    return AddRequest(
+        request_id=name,
+        prompt_ids=list(range(10, 10 + prompt)),
+        params=SamplingParams(temperature=0),
+        max_tokens=max_tokens,
+        stop_ids=[END_ID],
+        sibling=0,
+        priority=0,
+        cache_salt="",
+    )
+
+
+def run_out(core: EngineCore) -> list:
+    updates = []
+    for _ in range(1000):
+        if not core.has_work:
+            return updates
+        updates += core.step()
+    raise AssertionError("the engine does not come to rest")
+
+
+def test_a_step_is_launched_before_the_one_before_it_is_taken():
+    executor = ScriptedExecutor()
+    core = a_core(executor)
+    core.add(an_add())
+
+    run_out(core)
+
+    assert executor.log[:4] == [("launch", 0), ("launch", 1), ("take", 0), ("launch", 2)]
+
+
+def test_updates_carry_tokens_and_the_last_one_a_reason():
+    core = a_core(ScriptedExecutor())
+    core.add(an_add(max_tokens=3))
+
+    updates = run_out(core)
+
+    assert [update.token_ids for update in updates] == [[7], [7], [7]]
+    assert [update.finish_reason for update in updates] == [None, None, FinishReason.LENGTH]
+
+
+def test_a_stop_token_ends_a_request_and_is_named():
+    executor = ScriptedExecutor()
+    executor.token_id = END_ID
+    core = a_core(executor)
+    core.add(an_add())
+
+    (update,) = run_out(core)
+
+    assert update.finish_reason is FinishReason.STOP
+    assert update.stop_id == END_ID
+
+
+def test_a_failed_step_ends_its_requests_and_names_them_and_the_engine_goes_on(caplog):
+    core = a_core(ScriptedExecutor(fails_at=0))
+    core.add(an_add("doomed"))
+
+    (failure,) = run_out(core)
+    core.add(an_add("next", max_tokens=1))
+    (success,) = run_out(core)
+
+    assert failure.finish_reason is FinishReason.ERROR
+    assert failure.error_kind == "engine"
+    assert "the device said no" in failure.error
+    assert "step 0 failed" in caplog.text
+    assert "requests doomed" in caplog.text
+    assert success.finish_reason is FinishReason.LENGTH
+    stats = core.stats()
+    assert stats.free_blocks == stats.total_blocks
+
+
+def test_a_full_queue_says_when_to_come_back():
+    core = a_core(ScriptedExecutor(), max_waiting_requests=2)
+    for at in range(3):
+        core.add(an_add(f"r{at}"))
+
+    refusal = core.step()[0]
+
+    assert refusal.request_id == "r2"
+    assert refusal.error_kind == "overloaded"
+    assert refusal.retry_after_s >= 1
+    assert "max_waiting_requests" in refusal.error
+
+
+def test_too_many_waiting_tokens_are_refused_but_a_lone_long_prompt_is_not():
+    core = a_core(ScriptedExecutor(), max_waiting_tokens=10)
+    core.add(an_add("long", prompt=30))
+    core.add(an_add("more", prompt=1))
+
+    refusal = core.step()[0]
+
+    assert refusal.request_id == "more"
+    assert "max_waiting_tokens 10" in refusal.error
+
+
+def test_what_can_never_fit_is_refused_with_both_numbers():
+    core = a_core(ScriptedExecutor(blocks=6))
+    core.add(an_add("big", prompt=15, max_tokens=10))
+
+    (refusal,) = core.step()
+
+    assert refusal.error_kind == "request"
+    assert "25" in refusal.error
+    assert "20" in refusal.error
+
+
+def test_an_id_in_use_is_refused():
+    core = a_core(ScriptedExecutor())
+    core.add(an_add("same"))
+    core.add(an_add("same"))
+
+    refusal = core.step()[0]
+
+    assert "already in use" in refusal.error
+
+
+def test_aborting_mid_flight_leaves_nothing_behind():
+    core = a_core(ScriptedExecutor())
+    core.add(an_add("r", max_tokens=50))
+    core.step()
+    core.step()
+
+    core.abort(["r", "unknown"])
+    updates = run_out(core)
+
+    assert updates == []
+    stats = core.stats()
+    assert (stats.running_requests, stats.waiting_requests) == (0, 0)
+    assert stats.free_blocks == stats.total_blocks
+
+
+def test_the_host_waits_once_for_every_step():
+    core = a_core(ScriptedExecutor())
+    for at in range(6):
+        core.add(an_add(f"r{at}", prompt=9, max_tokens=5))
+
+    run_out(core)
+
+    stats = core.stats()
+    assert stats.host_waits == stats.steps
+    assert stats.generated_tokens == 30
+    assert stats.finished_requests == 6
+
+
+def test_ready_tells_what_requests_can_hold():
+    ready = a_core(ScriptedExecutor(blocks=33)).ready()
+
+    assert ready.total_blocks == 32
+    assert ready.load_s == {"weights": 1.0}
+
+
+@pytest.mark.parametrize("prompt", [1, 4, 31, 32, 33, 100])
+def test_cached_tokens_are_told_with_the_first_update(prompt: int):
+    core = a_core(ScriptedExecutor(), max_num_batched_tokens=16)
+    core.add(an_add("first", prompt=prompt, max_tokens=1))
+    run_out(core)
+    core.add(an_add("second", prompt=prompt, max_tokens=1))
+
+    (update,) = run_out(core)
+
+    assert update.cached_tokens == (prompt - 1) // 4 * 4
