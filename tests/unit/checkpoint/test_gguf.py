@@ -88,7 +88,7 @@ def test_a_truncated_file_names_the_tensor_and_the_bytes_it_needs(tmp_path):
     tensor = GgufFile(path).tensors["output.weight"]
     path.write_bytes(path.read_bytes()[: tensor.offset + 40])
 
-    with pytest.raises(CheckpointError, match="output.weight") as refusal:
+    with pytest.raises(CheckpointError, match=r"output.weight") as refusal:
         GgufFile(path)
 
     assert f"{tensor.offset} to {tensor.offset + 48}" in refusal.value.message
@@ -121,7 +121,7 @@ def test_an_unknown_number_format_is_named(tmp_path):
     assert data.count(row) == 1
     path.write_bytes(data.replace(row, row[:-4] + struct.pack("<I", 999)))
 
-    with pytest.raises(UnsupportedModelError, match="output.weight .* 999"):
+    with pytest.raises(UnsupportedModelError, match=r"output.weight .* 999"):
         GgufFile(path)
 
 
@@ -137,7 +137,7 @@ def test_rows_that_are_no_whole_blocks_are_refused(tmp_path):
 def test_a_value_of_another_type_is_refused_by_its_name(tmp_path):
     file = GgufFile(a_file(tmp_path, values=[("a", "seven"), ("b", 1)], tensors=ONE_TENSOR))
 
-    with pytest.raises(CheckpointError, match="a of .* is 'seven'; expected int"):
+    with pytest.raises(CheckpointError, match=r"a of .* is 'seven'; expected int"):
         file.get("a", int)
     with pytest.raises(CheckpointError, match="no list of strings b"):
         file.strings("b")

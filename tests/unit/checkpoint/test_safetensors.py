@@ -149,14 +149,14 @@ def test_a_dtype_nobody_knows_is_named(tmp_path):
     path = tmp_path / "model.safetensors"
     write_raw(path, {"a": {"dtype": "F3", "shape": [1], "data_offsets": [0, 4]}}, bytes(4))
 
-    with pytest.raises(UnsupportedModelError, match="tensor a .* 'F3'"):
+    with pytest.raises(UnsupportedModelError, match=r"tensor a .* 'F3'"):
         list(read_header(path))
 
 
 def test_several_files_need_an_index(folder):
     (folder / INDEX).unlink()
 
-    with pytest.raises(CheckpointError, match="which tensor is where|no model.safetensors.index"):
+    with pytest.raises(CheckpointError, match=r"which tensor is where|no model.safetensors.index"):
         find_tensors(folder)
 
 

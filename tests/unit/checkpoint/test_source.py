@@ -76,10 +76,10 @@ def test_a_config_alone_is_a_checkpoint_without_tensors(tmp_path):
 def test_what_is_missing_is_named(tmp_path):
     with pytest.raises(ModelNotFoundError, match="no model at"):
         open_checkpoint(tmp_path / "none")
-    with pytest.raises(ModelNotFoundError, match="no config.json"):
+    with pytest.raises(ModelNotFoundError, match=r"no config.json"):
         open_checkpoint(tmp_path)
     (tmp_path / "weights.bin").touch()
-    with pytest.raises(UnsupportedModelError, match="not a .gguf file"):
+    with pytest.raises(UnsupportedModelError, match=r"not a .gguf file"):
         open_checkpoint(tmp_path / "weights.bin")
 
 
