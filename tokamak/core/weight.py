@@ -79,5 +79,7 @@ def concatenate(parts: list[Weight] | tuple[Weight, ...]) -> Weight:
             minimums=torch.cat([part.minimums for part in grouped]),
             bits=grouped[0].bits,
         )
-    dense = [part.dense(torch.float32) for part in parts]
-    return DenseWeight(torch.cat(dense))
+    dtypes = {part.values.dtype for part in parts if isinstance(part, DenseWeight)}
+    same = len(dtypes) == 1 and not grouped
+    dtype = dtypes.pop() if same else torch.float32
+    return DenseWeight(torch.cat([part.dense(dtype) for part in parts]))

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import psutil
 
-OPTIONAL_LIBRARIES = ("numba", "triton", "flashinfer", "xgrammar", "transformers")
+OPTIONAL_LIBRARIES = ("llvmlite", "triton", "flashinfer", "xgrammar", "transformers")
 
 CPU_FEATURES = (
     "avx2",

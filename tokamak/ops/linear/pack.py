@@ -1,41 +1,22 @@
-"""Which form a weight takes for its matrix products, chosen once when it is loaded."""
+"""Which form does a weight take for its matrix products? Chosen once, when it is loaded.
+
+On a CPU with llvmlite, weights keep the checkpoint's number format and rows are float32 inside the
+product. Where the CPU multiplies bfloat16 itself, a model in bfloat16 also keeps a prepacked matrix for
+many rows if that was measured to pay. Without llvmlite, PyTorch's own forms remain.
+"""
 
 from __future__ import annotations
 
-from typing import Protocol
+from collections.abc import Mapping
+from functools import partial
 
 import torch
-from torch import Tensor
-from torch.nn import functional
 
-from tokamak.core.weight import Weight
+from tokamak.core.weight import GroupedWeight, Weight
 from tokamak.device.facts import DeviceFacts
-
-
-class PackedLinear(Protocol):
-    """A weight in its form; a call maps [rows, in] to [rows, out] in the dtype of x."""
-
-    @property
-    def form(self) -> str:
-        """The name of the form, as `tokamak doctor` shows it."""
-        ...
-
-    def __call__(self, x: Tensor) -> Tensor:
-        """Multiply rows with the weight."""
-        ...
-
-
-class DenseLinear:
-    """The weight as a plain matrix, multiplied by torch: the meaning of every other form."""
-
-    form = "dense"
-
-    def __init__(self, weight: Tensor) -> None:
-        self.weight = weight
-
-    def __call__(self, x: Tensor) -> Tensor:
-        """x: [rows, in]; returns [rows, out]."""
-        return functional.linear(x, self.weight)
+from tokamak.errors import NoBackendError
+from tokamak.ops.linear.forms import FORMS, ByRows, DenseLinear, Form, PackedLinear
+from tokamak.ops.linear.measure import Choice, choose_forms
 
 
 def pack_linear(
@@ -51,5 +32,57 @@ def pack_linear(
 
     exact: only forms that compute with the weight as stored, in float32. head: the vocabulary head,
     which keeps at least 8 bits. prefer: a form by name.
+
+    Raises:
+        NoBackendError: the preferred form does not exist or does not fit.
     """
-    return DenseLinear(weight.dense(dtype))
+    forms = forms_for(weight, dtype=dtype, exact=exact, facts=facts, head=head)
+    if prefer is not None:
+        if prefer not in forms:
+            raise NoBackendError(
+                f"a linear layer has no form {prefer!r} for {dtype} on {facts.vendor} {facts.arch}",
+                hint=f"it has {', '.join(forms)}",
+            )
+        return forms[prefer].make(weight, dtype)
+    chosen = choose(weight, forms, dtype=dtype, exact=exact, facts=facts)
+    few = forms[chosen.few].make(weight, dtype)
+    if chosen.few == chosen.many:
+        return few
+    return ByRows(few, forms[chosen.many].make(weight, dtype), chosen.border_rows)
+
+
+def forms_for(
+    weight: Weight, *, dtype: torch.dtype, exact: bool, facts: DeviceFacts, head: bool
+) -> dict[str, Form]:
+    """Every form a weight may take here, by name, the most trusted first."""
+    lossless = exact or head
+    return {
+        form.name: form
+        for form in FORMS
+        if (form.exact or not lossless) and form.accepts(weight, dtype, facts)
+    }
+
+
+def choose(
+    weight: Weight,
+    forms: Mapping[str, Form],
+    *,
+    dtype: torch.dtype,
+    exact: bool,
+    facts: DeviceFacts,
+) -> Choice:
+    """Which of its forms a weight gets: the first where arithmetic must not vary, else the fastest."""
+    first = next(iter(forms))
+    if exact or first == DenseLinear.form:
+        return Choice(first, first, 0, "the first form that fits")
+    kind = f"q{4 if weight.bits == 4 else 8}" if isinstance(weight, GroupedWeight) else "dense"
+    makers = {
+        name: partial(_make, form, dtype)
+        for name, form in forms.items()
+        if name != DenseLinear.form
+    }
+    return choose_forms(makers, kind, dtype=dtype, facts=facts)
+
+
+def _make(form: Form, dtype: torch.dtype, weight: Weight) -> PackedLinear:
+    return form.make(weight, dtype)

@@ -1,0 +1,458 @@
+"""How is a CPU kernel written? Numbers, vectors, pointers and loops that build LLVM instructions.
+
+A kernel is a Python function that runs once, at compile time, and leaves instructions behind: Python
+loops unroll, `Kernel.loop` loops at run time. A `Num` is a value of the running kernel: a 64-bit
+integer, a float, or a vector of one of them; Python numbers mixed with it become constants of its type.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from llvmlite import ir
+
+I1, I8, I16, I32, I64 = (ir.IntType(bits) for bits in (1, 8, 16, 32, 64))
+F16, F32 = ir.HalfType(), ir.FloatType()
+POINTER = ir.PointerType()
+
+MEMORY_TYPES = {
+    "f32": (F32, 4),
+    "f16": (F16, 2),
+    "bf16": (I16, 2),
+    "u8": (I8, 1),
+    "i32": (I32, 4),
+    "i64": (I64, 8),
+}
+"""Number formats in memory: LLVM type and bytes. bf16 is widened to float32 by its bits."""
+
+Number = int | float
+
+Builder = Any
+"""An `llvmlite.ir.IRBuilder`; its methods carry no types."""
+Value = Any
+"""An `llvmlite.ir.Value`."""
+
+
+class Num:
+    """A value of the running kernel, with operators."""
+
+    __slots__ = ("builder", "value")
+
+    def __init__(self, builder: Builder, value: Value) -> None:
+        self.builder = builder
+        self.value = value
+
+    @property
+    def is_float(self) -> bool:
+        """Whether it is a float or a vector of floats."""
+        return _element(self.value.type) in (F32, F16)
+
+    def constant(self, number: Number) -> Num:
+        """A constant of the same type, in every lane."""
+        return Num(self.builder, constant(self.value.type, number))
+
+    def _binary(
+        self, other: Num | Number, floats: str, integers: str, *, swap: bool = False
+    ) -> Num:
+        right = other if isinstance(other, Num) else self.constant(other)
+        left = self
+        if swap:
+            left, right = right, left
+        build = getattr(self.builder, floats if self.is_float else integers)
+        return Num(self.builder, build(left.value, right.value))
+
+    def __add__(self, other: Num | Number) -> Num:
+        return self._binary(other, "fadd", "add")
+
+    __radd__ = __add__
+
+    def __sub__(self, other: Num | Number) -> Num:
+        return self._binary(other, "fsub", "sub")
+
+    def __rsub__(self, other: Number) -> Num:
+        return self._binary(other, "fsub", "sub", swap=True)
+
+    def __mul__(self, other: Num | Number) -> Num:
+        return self._binary(other, "fmul", "mul")
+
+    __rmul__ = __mul__
+
+    def __truediv__(self, other: Num | Number) -> Num:
+        return self._binary(other, "fdiv", "sdiv")
+
+    def __floordiv__(self, other: Num | Number) -> Num:
+        return self._binary(other, "fdiv", "sdiv")
+
+    def __mod__(self, other: Num | Number) -> Num:
+        return self._binary(other, "frem", "srem")
+
+    def __and__(self, other: Num | Number) -> Num:
+        return self._binary(other, "and_", "and_")
+
+    def __or__(self, other: Num | Number) -> Num:
+        return self._binary(other, "or_", "or_")
+
+    def __lshift__(self, other: Num | Number) -> Num:
+        return self._binary(other, "shl", "shl")
+
+    def __rshift__(self, other: Num | Number) -> Num:
+        """Shift right, filling with zeros."""
+        return self._binary(other, "lshr", "lshr")
+
+    def _compare(self, operator: str, other: Num | Number) -> Num:
+        right = other if isinstance(other, Num) else self.constant(other)
+        build = self.builder.fcmp_ordered if self.is_float else self.builder.icmp_signed
+        return Num(self.builder, build(operator, self.value, right.value))
+
+    def __lt__(self, other: Num | Number) -> Num:
+        return self._compare("<", other)
+
+    def __le__(self, other: Num | Number) -> Num:
+        return self._compare("<=", other)
+
+    def __gt__(self, other: Num | Number) -> Num:
+        return self._compare(">", other)
+
+    def __ge__(self, other: Num | Number) -> Num:
+        return self._compare(">=", other)
+
+    def equals(self, other: Num | Number) -> Num:
+        """Whether both are the same number, lane by lane."""
+        return self._compare("==", other)
+
+    def where(self, yes: Num, no: Num) -> Num:
+        """Choose lane by lane; self is a comparison."""
+        return Num(self.builder, self.builder.select(self.value, yes.value, no.value))
+
+    def least(self, other: Num | Number) -> Num:
+        """The smaller of both."""
+        right = other if isinstance(other, Num) else self.constant(other)
+        return (self < right).where(self, right)
+
+    def most(self, other: Num | Number) -> Num:
+        """The larger of both."""
+        right = other if isinstance(other, Num) else self.constant(other)
+        return (self > right).where(self, right)
+
+    def to_float(self) -> Num:
+        """The integer as float32."""
+        return Num(self.builder, self.builder.sitofp(self.value, _like(self.value.type, F32)))
+
+    def to_int(self, element: ir.IntType = I64) -> Num:
+        """A float cut to an integer, or an integer widened or cut to another width."""
+        target = _like(self.value.type, element)
+        if self.is_float:
+            return Num(self.builder, self.builder.fptosi(self.value, target))
+        if _bits(self.value.type) < _bits(element):
+            return Num(self.builder, self.builder.sext(self.value, target))
+        return Num(self.builder, self.builder.trunc(self.value, target))
+
+    def bits(self, element: ir.Type) -> Num:
+        """The same bits read as another 32-bit type."""
+        return Num(self.builder, self.builder.bitcast(self.value, _like(self.value.type, element)))
+
+
+class Var:
+    """A variable of the running kernel; the compiler keeps it in a register where it can."""
+
+    __slots__ = ("builder", "place", "type")
+
+    def __init__(self, builder: Builder, place: Value, kind: ir.Type) -> None:
+        self.builder = builder
+        self.place = place
+        self.type = kind
+
+    @property
+    def now(self) -> Num:
+        """Its value at this point."""
+        return Num(self.builder, self.builder.load(self.place, typ=self.type))
+
+    def set(self, value: Num | Number) -> None:
+        """Give it a new value."""
+        number = value.value if isinstance(value, Num) else constant(self.type, value)
+        self.builder.store(number, self.place)
+
+
+@dataclass(frozen=True, slots=True)
+class Pointer:
+    """A place in memory that holds numbers of one format; `p[i]` is i numbers further."""
+
+    builder: Builder
+    place: Value
+    kind: str
+
+    def __getitem__(self, index: Num | int) -> Pointer:
+        at = index.value if isinstance(index, Num) else ir.Constant(I64, index)
+        element = MEMORY_TYPES[self.kind][0]
+        moved = self.builder.gep(self.place, [at], inbounds=True, source_etype=element)
+        return Pointer(self.builder, moved, self.kind)
+
+    def as_kind(self, kind: str) -> Pointer:
+        """The same place, read as another format."""
+        return Pointer(self.builder, self.place, kind)
+
+    def load(self, lanes: int = 1) -> Num:
+        """Read one number, or `lanes` in a row; formats below 32 bits arrive as float32 or int32."""
+        element, size = MEMORY_TYPES[self.kind]
+        kind = element if lanes == 1 else ir.VectorType(element, lanes)
+        raw = self.builder.load(self.place, typ=kind, align=size)
+        if self.kind == "f16":
+            return Num(self.builder, self.builder.fpext(raw, _like(kind, F32)))
+        if self.kind == "u8":
+            return Num(self.builder, self.builder.zext(raw, _like(kind, I32)))
+        if self.kind == "bf16":
+            wide = Num(self.builder, self.builder.zext(raw, _like(kind, I32)))
+            return (wide << 16).bits(F32)
+        return Num(self.builder, raw)
+
+    def store(self, value: Num) -> None:
+        """Write a number or a vector; float32 is rounded to the format's nearest."""
+        size = MEMORY_TYPES[self.kind][1]
+        if self.kind == "bf16":
+            value = (_nearest_bf16(value) >> 16).to_int(I16)
+        self.builder.store(value.value, self.place, align=size)
+
+
+class Kernel:
+    """A worker function under construction.
+
+    Each thread runs it with the same arguments: an array of 64-bit integers (addresses and sizes).
+    The last argument is a counter that starts at 0 and deals out work items (`items`).
+    """
+
+    def __init__(
+        self, module: ir.Module, name: str, parameters: int, lanes: int, *, threaded: bool
+    ) -> None:
+        kind = ir.FunctionType(ir.VoidType(), [POINTER])
+        self.function = ir.Function(module, kind, name)
+        self.function.attributes.add("nounwind")
+        self.module = module
+        self.lanes = lanes
+        self.threaded = threaded
+        self._parameters = parameters
+        self._entry = self.function.append_basic_block("entry")
+        body = self.function.append_basic_block("body")
+        self.builder: Builder = ir.IRBuilder(body)
+
+    def finish(self) -> None:
+        """Close the function."""
+        self.builder.ret_void()
+        ir.IRBuilder(self._entry).branch(self.function.blocks[1])
+
+    # -- arguments and constants
+
+    def integer(self, at: int) -> Num:
+        """Argument `at` as an integer."""
+        place = self.builder.gep(
+            self.function.args[0], [ir.Constant(I64, at)], inbounds=True, source_etype=I64
+        )
+        return Num(self.builder, self.builder.load(place, typ=I64))
+
+    def pointer(self, at: int, kind: str) -> Pointer:
+        """Argument `at` as an address of numbers of a format."""
+        return Pointer(self.builder, self.builder.inttoptr(self.integer(at).value, POINTER), kind)
+
+    def real(self, at: int) -> Num:
+        """Argument `at` as a float32 whose bits the caller put in the integer's low half."""
+        return self.integer(at).to_int(I32).bits(F32)
+
+    def int(self, number: int) -> Num:
+        """A 64-bit integer constant."""
+        return Num(self.builder, ir.Constant(I64, number))
+
+    def float(self, number: float) -> Num:
+        """A float32 constant."""
+        return Num(self.builder, constant(F32, number))
+
+    def zeros(self, lanes: int | None = None) -> Num:
+        """A vector of float32 zeros."""
+        return Num(self.builder, constant(ir.VectorType(F32, lanes or self.lanes), 0.0))
+
+    def spread(self, number: Num, lanes: int | None = None) -> Num:
+        """A vector with the same number in every lane."""
+        kind = ir.VectorType(number.value.type, lanes or self.lanes)
+        undefined = ir.Constant(kind, ir.Undefined)
+        first = self.builder.insert_element(undefined, number.value, ir.Constant(I32, 0))
+        mask = ir.Constant(ir.VectorType(I32, kind.count), [0] * kind.count)
+        return Num(self.builder, self.builder.shuffle_vector(first, undefined, mask))
+
+    def lane_numbers(self) -> Num:
+        """The int32 vector 0, 1, 2, ..."""
+        kind = ir.VectorType(I32, self.lanes)
+        return Num(self.builder, ir.Constant(kind, list(range(self.lanes))))
+
+    # -- storage
+
+    def var(self, initial: Num) -> Var:
+        """A variable with a first value."""
+        with self.builder.goto_block(self._entry):
+            place = self.builder.alloca(initial.value.type)
+        place.type = POINTER
+        made = Var(self.builder, place, initial.value.type)
+        made.set(initial)
+        return made
+
+    def scratch(self, numbers: int, kind: str = "f32") -> Pointer:
+        """Memory of this thread for as long as the kernel runs, 64-byte aligned."""
+        with self.builder.goto_block(self._entry):
+            place = self.builder.alloca(ir.ArrayType(MEMORY_TYPES[kind][0], numbers))
+            place.align = 64
+        place.type = POINTER
+        return Pointer(self.builder, place, kind)
+
+    # -- control
+
+    @contextmanager
+    def loop(self, begin: Num | int, end: Num | int, step: Num | int = 1) -> Iterator[Num]:
+        """Count from begin up to, not including, end."""
+        first, last, stride = (n if isinstance(n, Num) else self.int(n) for n in (begin, end, step))
+        at = self.var(first)
+        head = self.builder.append_basic_block("loop")
+        body = self.builder.append_basic_block("body")
+        after = self.builder.append_basic_block("after")
+        self.builder.branch(head)
+        self.builder.position_at_end(head)
+        self.builder.cbranch((at.now < last).value, body, after)
+        self.builder.position_at_end(body)
+        yield at.now
+        at.set(at.now + stride)
+        self.builder.branch(head)
+        self.builder.position_at_end(after)
+
+    @contextmanager
+    def items(self, total: Num, grain: Num | int = 1) -> Iterator[Num]:
+        """Take work items [0, total) one after the other until all threads together did them all.
+
+        Yields the first of up to `grain` items that belong to this thread now.
+        """
+        counter = self.builder.gep(
+            self.function.args[0],
+            [ir.Constant(I64, self._parameters)],
+            inbounds=True,
+            source_etype=I64,
+        )
+        stride = grain if isinstance(grain, Num) else self.int(grain)
+        head = self.builder.append_basic_block("take")
+        body = self.builder.append_basic_block("item")
+        after = self.builder.append_basic_block("done")
+        self.builder.branch(head)
+        self.builder.position_at_end(head)
+        taken = Num(
+            self.builder, self.builder.atomic_rmw("add", counter, stride.value, "monotonic")
+        )
+        self.builder.cbranch((taken < total).value, body, after)
+        self.builder.position_at_end(body)
+        yield taken
+        self.builder.branch(head)
+        self.builder.position_at_end(after)
+
+    @contextmanager
+    def when(self, condition: Num) -> Iterator[None]:
+        """Run the block only if the condition holds."""
+        with self.builder.if_then(condition.value):
+            yield
+
+    def sweep(self, count: Num, use: Callable[[Num, int], None]) -> None:
+        """Call `use(at, lanes)` for whole vectors of [0, count), then for the numbers left over."""
+        whole = count / self.lanes * self.lanes
+        with self.loop(0, whole, self.lanes) as at:
+            use(at, self.lanes)
+        with self.loop(whole, count) as at:
+            use(at, 1)
+
+    def thread(self) -> Num:
+        """The number of this thread among those that run the kernel, from 0."""
+        if not self.threaded:
+            return self.int(0)
+        function = self.module.globals.get("omp_get_thread_num") or ir.Function(
+            self.module, ir.FunctionType(I32, []), "omp_get_thread_num"
+        )
+        return Num(self.builder, self.builder.call(function, [])).to_int()
+
+    # -- arithmetic
+
+    def as_kind(self, number: Num, kind: str) -> Num:
+        """A float32 rounded to what a memory format can hold, still as float32."""
+        return _nearest_bf16(number).bits(F32) if kind == "bf16" else number
+
+    def fma(self, a: Num, b: Num, c: Num) -> Num:
+        """A * b + c, rounded once."""
+        return self.call("llvm.fma", a, b, c)
+
+    def call(self, intrinsic: str, *arguments: Num) -> Num:
+        """A float intrinsic of LLVM that keeps the type, such as `llvm.sqrt`."""
+        kind = arguments[0].value.type
+        suffix = f"v{kind.count}f32" if isinstance(kind, ir.VectorType) else "f32"
+        name = f"{intrinsic}.{suffix}"
+        function = self.module.globals.get(name) or ir.Function(
+            self.module, ir.FunctionType(kind, [kind] * len(arguments)), name
+        )
+        return Num(self.builder, self.builder.call(function, [a.value for a in arguments]))
+
+    def sum_lanes(self, vector: Num) -> Num:
+        """The sum of a vector's lanes, halving it again and again."""
+        return self._fold(vector, lambda a, b: a + b)
+
+    def most_lane(self, vector: Num) -> Num:
+        """The largest of a vector's lanes."""
+        return self._fold(vector, lambda a, b: a.most(b))
+
+    def _fold(self, vector: Num, combine: Callable[[Num, Num], Num]) -> Num:
+        lanes = vector.value.type.count
+        while lanes > 1:
+            half = lanes // 2
+            low, high = (self._pick(vector, range(start, start + half)) for start in (0, half))
+            vector, lanes = combine(low, high), half
+        return Num(self.builder, self.builder.extract_element(vector.value, ir.Constant(I32, 0)))
+
+    def _pick(self, vector: Num, lanes: range) -> Num:
+        mask = ir.Constant(ir.VectorType(I32, len(lanes)), list(lanes))
+        undefined = ir.Constant(vector.value.type, ir.Undefined)
+        return Num(self.builder, self.builder.shuffle_vector(vector.value, undefined, mask))
+
+    def lane(self, vector: Num, at: int) -> Num:
+        """One lane of a vector."""
+        return Num(self.builder, self.builder.extract_element(vector.value, ir.Constant(I32, at)))
+
+    def exp(self, x: Num) -> Num:
+        """The exponential of x for float32 lanes, to about one part in ten million; 0 below -87."""
+        low = x.most(-87.0).least(88.0)
+        whole = self.call("llvm.rint", low * 1.4426950408889634)
+        rest = self.fma(whole, x.constant(-0.693359375), low)
+        rest = self.fma(whole, x.constant(2.12194440e-4), rest)
+        series = x.constant(1.9875691500e-4)
+        for factor in (1.3981999507e-3, 8.3334519073e-3, 4.1665795894e-2, 1.6666665459e-1, 0.5):
+            series = self.fma(series, rest, x.constant(factor))
+        power = self.fma(series, rest * rest, rest) + 1.0
+        exponent = (whole.to_int(I32) + 127) << 23
+        return (x < -87.0).where(x.constant(0.0), power * exponent.bits(F32))
+
+
+def constant(kind: ir.Type, number: Number) -> ir.Constant:
+    """A constant of a scalar or vector type, the same in every lane."""
+    if isinstance(kind, ir.VectorType):
+        return ir.Constant(kind, [constant(kind.element, number)] * kind.count)
+    return ir.Constant(kind, float(number) if kind in (F32, F16) else int(number))
+
+
+def _nearest_bf16(number: Num) -> Num:
+    """The bits of a float32 rounded to the nearest bfloat16, ties to even, in the upper half."""
+    bits = number.bits(I32)
+    return (bits + 0x7FFF + ((bits >> 16) & 1)) & -0x10000
+
+
+def _element(kind: ir.Type) -> ir.Type:
+    return kind.element if isinstance(kind, ir.VectorType) else kind
+
+
+def _bits(kind: Any) -> int:
+    """The width of an integer, or of the integers of a vector."""
+    return getattr(kind, "element", kind).width
+
+
+def _like(kind: ir.Type, element: ir.Type) -> ir.Type:
+    """The type with the same lanes and another element."""
+    return ir.VectorType(element, kind.count) if isinstance(kind, ir.VectorType) else element

@@ -1,0 +1,30 @@
+"""Import the backend modules whose libraries are here; after that every op knows what it can choose from."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+
+from tokamak.ops import activation, linear, norm, paged_attention, rope, step_prep
+
+OP_PACKAGES = (activation, linear, norm, paged_attention, rope, step_prep)
+"""Packages whose import registers their ops."""
+
+BACKEND_MODULES = {
+    "llvmlite": (
+        "tokamak.ops.activation.llvm",
+        "tokamak.ops.linear.llvm",
+        "tokamak.ops.norm.llvm",
+        "tokamak.ops.paged_attention.llvm",
+        "tokamak.ops.rope.llvm",
+    ),
+}
+"""Modules that register backends, by the library they need."""
+
+
+def load_backends() -> None:
+    """Register every backend this machine can import. Absence of a library is never an error."""
+    for library, modules in BACKEND_MODULES.items():
+        if importlib.util.find_spec(library) is not None:
+            for module in modules:
+                importlib.import_module(module)
