@@ -20,7 +20,7 @@ from rich.table import Table
 import tokamak
 from tokamak.cli.flags import Parser, add_options, asked_options, read_options
 from tokamak.config.options import EngineOptions
-from tokamak.config.settle import size
+from tokamak.config.reasons import size
 from tokamak.device.facts import DeviceFacts, cpu_facts
 from tokamak.engine.configure import configure
 from tokamak.telemetry.log import set_up_logging

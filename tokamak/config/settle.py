@@ -9,57 +9,30 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, TypeVar
 
 from tokamak.config.engine import (
-    CacheConfig,
     DType,
     EngineConfig,
     KernelConfig,
     ModelConfig,
     ModelFacts,
-    Reason,
     SchedulerConfig,
     ServerConfig,
 )
 from tokamak.config.options import EngineOptions, ServeOptions
+from tokamak.config.reasons import AUTO, Reasons, size
+from tokamak.config.settle_cache import cache_block_bytes, settle_cache
 from tokamak.device.facts import DeviceFacts
 from tokamak.errors import OptionError
 
-T = TypeVar("T")
-
-AUTO: Literal["auto"] = "auto"
-
-DTYPE_BYTES: dict[DType, int] = {"float32": 4, "bfloat16": 2}
-
-CPU_BLOCK_TOKENS = 16
 CPU_MAX_NUM_SEQS = 32
 CPU_STEP_TOKENS = 512
-CPU_ARENA_BYTES = 4 * 1024**3
 QUEUED_STEPS = 1024
 """How many full steps of prompt tokens may wait by default."""
 
 BF16_FEATURES = frozenset({"avx512_bf16", "amx_bf16", "bf16"})
-
-
-@dataclass(slots=True)
-class _Reasons:
-    """Collects why each field got its value, in the order of the decisions."""
-
-    lines: list[Reason] = field(default_factory=list[Reason])
-
-    def pick(self, name: str, asked: T | Literal["auto"], auto: T, why: str) -> T:
-        """The asked value, or the automatic one with its reason."""
-        if asked == AUTO:
-            return self.note(name, auto, why)
-        return self.note(name, asked, "asked for")
-
-    def note(self, name: str, value: T, why: str) -> T:
-        """Write a decision down and hand it on."""
-        self.lines.append(Reason(field=name, value=str(value), why=why))
-        return value
 
 
 def settle_engine(
@@ -76,12 +49,14 @@ def settle_engine(
     Raises:
         OptionError: a setting, or two together, cannot be met; the message names them and what works.
     """
-    reasons = _Reasons()
+    reasons = Reasons()
     device = reasons.pick("device", options.device, "cpu", "the device this build runs on")
     dtype, why = settle_dtype(options, facts, model)
     reasons.note("dtype", dtype, why)
     scheduler = _settle_scheduler(options, model, reasons)
-    cache, max_model_len = _settle_cache(options, facts, model, dtype, scheduler, reasons)
+    cache, max_model_len = settle_cache(
+        options, facts, model, dtype, max_num_seqs=scheduler.max_num_seqs, reasons=reasons
+    )
     config = EngineConfig(
         model=ModelConfig(
             path=str(path),
@@ -101,6 +76,9 @@ def settle_engine(
         reasons=tuple(reasons.lines),
     )
     refuse_combinations(config)
+    block_bytes = cache_block_bytes(model, dtype, cache.block_tokens)
+    if block_bytes:
+        check_pool(config, (cache.blocks or cache.arena_bytes // block_bytes) - 1)
     return config
 
 
@@ -120,7 +98,7 @@ def settle_dtype(
 
 
 def _settle_scheduler(
-    options: EngineOptions, model: ModelFacts, reasons: _Reasons
+    options: EngineOptions, model: ModelFacts, reasons: Reasons
 ) -> SchedulerConfig:
     asked_tokens = options.max_num_batched_tokens
     seqs = CPU_MAX_NUM_SEQS if asked_tokens == AUTO else min(CPU_MAX_NUM_SEQS, asked_tokens)
@@ -149,104 +127,7 @@ def _settle_scheduler(
     )
 
 
-def _settle_cache(
-    options: EngineOptions,
-    facts: DeviceFacts,
-    model: ModelFacts,
-    dtype: DType,
-    scheduler: SchedulerConfig,
-    reasons: _Reasons,
-) -> tuple[CacheConfig, int]:
-    """The cache, and the longest request: each bounds the other, so they are decided together."""
-    if options.num_blocks_override is not None and options.kv_cache_memory_bytes != AUTO:
-        raise OptionError(
-            f"num_blocks_override is {options.num_blocks_override} and kv_cache_memory_bytes is "
-            f"{options.kv_cache_memory_bytes}; each sets the size of the cache",
-            hint="leave one of them out",
-        )
-    block_tokens = reasons.pick(
-        "block_size", options.block_size, CPU_BLOCK_TOKENS, "short prefixes can be shared"
-    )
-    token_bytes = model.cache_token_numbers * DTYPE_BYTES[dtype]
-    block_bytes = block_tokens * token_bytes
-    longest = model.max_position_tokens if options.max_model_len == AUTO else options.max_model_len
-    if options.num_blocks_override is not None:
-        arena_bytes = options.num_blocks_override * block_bytes
-        reasons.note(
-            "num_blocks_override",
-            options.num_blocks_override,
-            "asked for, whatever memory it takes",
-        )
-    else:
-        arena_bytes = _settle_arena(
-            options, facts, model, dtype, scheduler, longest, block_bytes, block_tokens, reasons
-        )
-    if options.num_blocks_override is not None:
-        held_blocks = options.num_blocks_override - 1
-    else:
-        # One block stays unused: padding rows point at it.
-        held_blocks = arena_bytes // block_bytes - 1 if block_bytes else 2**62
-    fitting = min(model.max_position_tokens, max(held_blocks, 1) * block_tokens)
-    max_model_len = reasons.pick(
-        "max_model_len",
-        options.max_model_len,
-        fitting,
-        "the model's own limit"
-        if fitting == model.max_position_tokens
-        else "the most the cache holds for one request",
-    )
-    cache = CacheConfig(
-        block_tokens=block_tokens,
-        arena_bytes=arena_bytes,
-        blocks=options.num_blocks_override,
-        prefix_caching=options.enable_prefix_caching,
-    )
-    return cache, max_model_len
-
-
-def _settle_arena(
-    options: EngineOptions,
-    facts: DeviceFacts,
-    model: ModelFacts,
-    dtype: DType,
-    scheduler: SchedulerConfig,
-    longest: int,
-    block_bytes: int,
-    block_tokens: int,
-    reasons: _Reasons,
-) -> int:
-    """Bytes for all cache blocks."""
-    if options.kv_cache_memory_bytes != AUTO:
-        return reasons.note("kv_cache_memory_bytes", options.kv_cache_memory_bytes, "asked for")
-    weight_bytes = max(model.parameters * DTYPE_BYTES[dtype], model.weight_bytes)
-    room = int(facts.memory_bytes * options.memory_fraction) - weight_bytes
-    request_bytes = (math.ceil(longest / block_tokens) + 1) * block_bytes
-    least = max(block_bytes * 2, 1) if options.max_model_len == AUTO else max(request_bytes, 1)
-    if room < least:
-        needed = (weight_bytes + least) / facts.memory_bytes
-        works = math.ceil(needed * 100) / 100
-        raise OptionError(
-            f"memory_fraction is {options.memory_fraction}, which is "
-            f"{size(int(facts.memory_bytes * options.memory_fraction))} of this machine's memory; "
-            f"the weights take {size(weight_bytes)} and the cache of one request of max_model_len "
-            f"{longest} takes {size(request_bytes)}",
-            hint=f"use memory_fraction={works} or more"
-            if works <= 1.0
-            else "use a smaller model, a smaller max_model_len, or dtype=bfloat16",
-        )
-    every = scheduler.max_num_seqs * request_bytes if request_bytes else room
-    arena_bytes = min(room, every, max(CPU_ARENA_BYTES, least))
-    if arena_bytes == every:
-        why = "enough for max_num_seqs requests of max_model_len"
-    elif arena_bytes == room:
-        why = f"memory_fraction of the machine's {size(facts.memory_bytes)}, less the weights"
-    else:
-        why = "the most that is taken without being asked"
-    reasons.note("kv_cache_memory_bytes", size(arena_bytes), why)
-    return arena_bytes
-
-
-def _settle_kernels(options: EngineOptions, facts: DeviceFacts, reasons: _Reasons) -> KernelConfig:
+def _settle_kernels(options: EngineOptions, facts: DeviceFacts, reasons: Reasons) -> KernelConfig:
     threads = reasons.pick(
         "threads", options.threads, facts.cores, "every core this process may use"
     )
@@ -391,13 +272,3 @@ def check_pool(config: EngineConfig, block_count: int) -> None:
         f"({block_count} blocks of {block_tokens})",
         hint=hint,
     )
-
-
-def size(count: int) -> str:
-    """Bytes for a person: 98.4 MiB."""
-    value, unit = float(count), "B"
-    for larger in ("KiB", "MiB", "GiB", "TiB"):
-        if value < 1024:
-            break
-        value, unit = value / 1024, larger
-    return f"{value:.4g} {unit}"

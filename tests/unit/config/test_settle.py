@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from pathlib import Path
 
 import pytest
@@ -192,25 +193,38 @@ def test_settings_that_cannot_be_met_are_one_line_and_the_hint_works(
     settled(**works)
 
 
-def test_a_context_ten_times_the_pool_is_refused_with_two_values_that_work() -> None:
-    config = settled(max_model_len=1600, kv_cache_memory_bytes="64MiB")
-
+def test_a_context_larger_than_the_pool_is_refused_with_two_values_that_work() -> None:
     with pytest.raises(OptionError) as caught:
-        check_pool(config, 10)
+        settled(max_model_len=8000, kv_cache_memory_bytes="32MiB")
 
     message = str(caught.value)
-    assert "max_model_len is 1600" in message
-    assert "kv_cache_memory_bytes 64 MiB holds 160 tokens" in message
-    assert "use max_model_len=160 or less, or kv_cache_memory_bytes=" in message
-    check_pool(settled(max_model_len=160, kv_cache_memory_bytes="64MiB"), 10)
-    check_pool(config, 100)
+    assert "max_model_len is 8000, but kv_cache_memory_bytes 32 MiB holds" in message
+    shorter, larger = (
+        re.search(rf"{name}=([0-9]+(?:MiB)?)", message)
+        for name in ("max_model_len", "kv_cache_memory_bytes")
+    )
+    assert shorter is not None
+    assert larger is not None
+    settled(max_model_len=shorter[1], kv_cache_memory_bytes="32MiB")
+    settled(max_model_len=8000, kv_cache_memory_bytes=larger[1])
 
 
 def test_a_block_count_that_is_too_small_is_named() -> None:
-    config = settled(max_model_len=1600, num_blocks_override=10)
-
     with pytest.raises(OptionError, match=r"num_blocks_override 10 .*num_blocks_override=101"):
-        check_pool(config, 9)
+        settled(max_model_len=1600, num_blocks_override=10)
+
+    assert settled(max_model_len=1600, num_blocks_override=101).cache.blocks == 101
+
+
+def test_the_pool_of_a_built_model_is_checked_too() -> None:
+    unknown = dataclasses.replace(SMALL, cache_token_numbers=0)
+    config = settled(model=unknown, max_model_len=1600, kv_cache_memory_bytes="64MiB")
+
+    check_pool(config, 100)
+    with pytest.raises(OptionError, match=r"holds 160 tokens \(10 blocks of 16\)"):
+        check_pool(config, 10)
+    with pytest.raises(OptionError, match="use kv_cache_memory_bytes="):
+        check_pool(config, 0)
 
 
 def test_a_missing_chat_template_is_named(tmp_path: Path) -> None:
