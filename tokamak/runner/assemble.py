@@ -27,6 +27,7 @@ from tokamak.layers.build import Build
 from tokamak.layers.model import Model
 from tokamak.models.registry import find
 from tokamak.ops.load import load_backends
+from tokamak.ops.sample import token_weights
 from tokamak.runner.dummy import NULL_SLOT, dummy_plan
 from tokamak.runner.inputs import InputArena
 from tokamak.runner.memory import MemoryPlan, plan_memory
@@ -122,6 +123,7 @@ def _make_runner(
         slots=config.scheduler.max_num_seqs + 1,
         device=build.device,
         grammar=grammar,
+        weigh=build.bind(token_weights),
     )
     sampler.admit(
         NULL_SLOT,

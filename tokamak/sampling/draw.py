@@ -2,27 +2,33 @@
 
 A row that cuts nothing draws by inverse CDF over the vocabulary in id order. A row that cuts (top-k, then
 top-p of what is left, then min-p) draws over its kept tokens, most likely first, then lowest id. The
-vocabulary is not sorted: the cut is looked for among the highest 256 scores, and only where those do
-not settle it among more. Cuts and cumulative sums are float64, so where a cut was found changes nothing.
+vocabulary is not sorted: the cut is looked for among a few of the highest scores, and only where those
+do not settle it among more. Cuts and cumulative sums are float64, so where a cut was found changes nothing.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn import functional
 
+from tokamak.ops.sample import BLOCK_TOKENS, token_weights
 from tokamak.sampling import scan
 from tokamak.sampling.noise import Float64s
 from tokamak.sampling.slot_table import Int64s
 
-CANDIDATES = (256, 4096)
-"""How many of the highest scores are looked at, first and then; the whole row comes last."""
+CANDIDATES = (64, 256, 4096)
+"""How many of the highest scores are looked at, one after the other; the whole row comes last."""
 
-BLOCK = 1024
-"""Tokens summed together when a row is drawn whole; fixes the order of additions."""
+FIRST_CANDIDATES = 256
+"""Where to begin unless top-k says that fewer will do."""
+
+Weigh = Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]
+"""The op `token_weights`, or a backend of it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +52,9 @@ class Draw:
         )
 
 
-def draw(scores: Tensor, peaks: Tensor, asked: Draw) -> Tensor:
+def draw(
+    scores: Tensor, peaks: Tensor, asked: Draw, weigh: Weigh = token_weights.reference
+) -> Tensor:
     """Draw a token per row.
 
     scores: [rows, vocab] float32, -inf where ruled out; peaks: [rows] their finite maxima. Returns
@@ -57,45 +65,43 @@ def draw(scores: Tensor, peaks: Tensor, asked: Draw) -> Tensor:
     whole = (asked.top_k >= vocab) & (asked.top_p >= 1.0) & (asked.min_p <= 0.0)
     for rows, choose in ((np.flatnonzero(whole), _draw_whole), (np.flatnonzero(~whole), _draw_cut)):
         if rows.size == whole.size:
-            return choose(scores, peaks, asked)
+            return choose(scores, peaks, asked, weigh)
         if rows.size:
             index = torch.from_numpy(rows).to(scores.device)
-            out[index] = choose(scores[index], peaks[index], asked.at(rows))
+            part = scores.index_select(0, index)
+            out[index] = choose(part, peaks[index], asked.at(rows), weigh)
     return out
 
 
-def probabilities(scores: Tensor, peaks: Tensor, temperature: Float64s) -> Tensor:
-    """Softmax of scores over temperature; finite for any temperature. [rows, vocab] float32."""
-    shifted = scores - peaks[:, None]
-    if (temperature != 1.0).any():
-        shifted *= _device(scores, (1.0 / temperature).astype(np.float32))[:, None]
-    return torch.softmax(shifted, dim=1)
+def _weights(
+    scores: Tensor, peaks: Tensor, temperature: Float64s, weigh: Weigh
+) -> tuple[Tensor, Tensor]:
+    """Weights by block, and the running sums of the blocks in float64, [rows, blocks]."""
+    inverses = _device(scores, (1.0 / temperature).astype(np.float32))
+    weights, sums = weigh(scores, peaks, inverses)
+    return weights, sums.double().cumsum(dim=1)
 
 
-def _draw_whole(scores: Tensor, peaks: Tensor, asked: Draw) -> Tensor:
-    rows, vocab = scores.shape
-    weights = probabilities(scores, peaks, asked.temperature)
-    if vocab % BLOCK:
-        weights = torch.nn.functional.pad(weights, (0, BLOCK - vocab % BLOCK))
-    blocks = weights.view(rows, -1, BLOCK)
-    ends = blocks.sum(dim=2).double().cumsum(dim=1)
+def _draw_whole(scores: Tensor, peaks: Tensor, asked: Draw, weigh: Weigh) -> Tensor:
+    weights, ends = _weights(scores, peaks, asked.temperature, weigh)
     targets = ends[:, -1:] * _device(scores, asked.uniforms)[:, None]
     block = _first_above(ends, targets, ends[:, -1:])
-    before = torch.nn.functional.pad(ends, (1, 0)).gather(1, block)
-    every = torch.arange(rows, device=scores.device)
-    inside = blocks[every, block[:, 0]].double().cumsum(dim=1)
+    before = functional.pad(ends, (1, 0)).gather(1, block)
+    every = torch.arange(scores.shape[0], device=scores.device)
+    inside = weights[every, block[:, 0]].double().cumsum(dim=1)
     place = _first_above(inside, targets - before, inside[:, -1:])
-    return (block * BLOCK + place)[:, 0]
+    return (block * BLOCK_TOKENS + place)[:, 0]
 
 
-def _draw_cut(scores: Tensor, peaks: Tensor, asked: Draw) -> Tensor:
+def _draw_cut(scores: Tensor, peaks: Tensor, asked: Draw, weigh: Weigh) -> Tensor:
     rows, vocab = scores.shape
     out = torch.empty(rows, dtype=torch.int64, device=scores.device)
-    totals = _totals(scores, peaks, asked)
+    totals = _totals(scores, peaks, asked, weigh)
     pending = np.arange(rows)
-    for count in (*(count for count in CANDIDATES if count < vocab), vocab):
+    enough = min(int(asked.top_k.max()), FIRST_CANDIDATES)
+    for count in (*(count for count in CANDIDATES if enough <= count < vocab), vocab):
         index = torch.from_numpy(pending).to(scores.device)
-        part = scores if pending.size == rows else scores[index]
+        part = scores if pending.size == rows else scores.index_select(0, index)
         chosen, settled = _draw_among(part, peaks[index], totals[index], asked.at(pending), count)
         out[index[settled]] = chosen[settled]
         pending = pending[~settled.cpu().numpy()]
@@ -104,16 +110,15 @@ def _draw_cut(scores: Tensor, peaks: Tensor, asked: Draw) -> Tensor:
     return out
 
 
-def _totals(scores: Tensor, peaks: Tensor, asked: Draw) -> Tensor:
-    """The sum of exp((score - peak) / temperature) of rows with top-p and no top-k; [rows] float64."""
+def _totals(scores: Tensor, peaks: Tensor, asked: Draw, weigh: Weigh) -> Tensor:
+    """The sum of all weights of rows with top-p and no top-k, elsewhere 0; [rows] float64."""
     totals = torch.zeros(scores.shape[0], dtype=torch.float64, device=scores.device)
     rows = np.flatnonzero((asked.top_p < 1.0) & (asked.top_k >= scores.shape[1]))
     if rows.size:
         index = torch.from_numpy(rows).to(scores.device)
-        part = scores if rows.size == scores.shape[0] else scores[index]
-        likely = probabilities(part, peaks[index], asked.temperature[rows])
-        # The most likely token has weight 1, so its probability is the reciprocal of the sum.
-        totals[index] = likely.amax(dim=1).double().reciprocal()
+        part = scores if rows.size == scores.shape[0] else scores.index_select(0, index)
+        _, ends = _weights(part, peaks[index], asked.temperature[rows], weigh)
+        totals[index] = ends[:, -1]
     return totals
 
 
@@ -122,7 +127,7 @@ def _draw_among(
 ) -> tuple[Tensor, Tensor]:
     """Draw from each row's `count` highest scores; also says for which rows those settle it."""
     vocab = scores.shape[1]
-    values = scan.largest(scores, count)
+    values, ids = scan.largest(scores, count)
     temperature = _device(scores, asked.temperature)[:, None]
     weights = torch.exp((values.double() - peaks[:, None].double()) / temperature)
     sums = weights.cumsum(dim=1)
@@ -147,9 +152,7 @@ def _draw_among(
 
     total = sums.gather(1, kept - 1)
     place = _first_above(sums, total * _device(scores, asked.uniforms)[:, None], total)
-    value = values.gather(1, place)
-    skipped = place - (values > value).sum(dim=1, keepdim=True)
-    return scan.nth_equal(scores, value[:, 0], skipped[:, 0]), settled[:, 0]
+    return ids.gather(1, place)[:, 0], settled[:, 0]
 
 
 def _first_above(sums: Tensor, targets: Tensor, totals: Tensor) -> Tensor:

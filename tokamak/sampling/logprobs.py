@@ -12,13 +12,20 @@ import torch
 from torch import Tensor
 
 from tokamak.core.plan import TokenLogprobs
+from tokamak.ops.sample import token_weights
 from tokamak.sampling import scan
+from tokamak.sampling.draw import Weigh
 
 ROWS_AT_ONCE = 64
 """Rows scored together; bounds the extra memory of scoring a long prompt."""
 
 
-def score(logits: Tensor, chosen_ids: Tensor, tops: Sequence[int]) -> list[TokenLogprobs]:
+def score(
+    logits: Tensor,
+    chosen_ids: Tensor,
+    tops: Sequence[int],
+    weigh: Weigh = token_weights.reference,
+) -> list[TokenLogprobs]:
     """Score one token per row, and list the row's `tops[row]` most likely ones.
 
     logits: [rows, vocab] float32, chosen_ids: [rows] integers. Alternatives are ordered by
@@ -27,18 +34,23 @@ def score(logits: Tensor, chosen_ids: Tensor, tops: Sequence[int]) -> list[Token
     entries: list[TokenLogprobs] = []
     for start in range(0, logits.shape[0], ROWS_AT_ONCE):
         cut = slice(start, start + ROWS_AT_ONCE)
-        entries += _score(logits[cut], chosen_ids[cut].long(), tops[cut])
+        entries += _score(logits[cut], chosen_ids[cut].long(), tops[cut], weigh)
     return entries
 
 
-def _score(logits: Tensor, chosen_ids: Tensor, tops: Sequence[int]) -> list[TokenLogprobs]:
+def _score(
+    logits: Tensor, chosen_ids: Tensor, tops: Sequence[int], weigh: Weigh
+) -> list[TokenLogprobs]:
     chosen = logits.gather(1, chosen_ids[:, None])
     ranks = scan.count_at_least(logits, chosen[:, 0]).tolist()
     widest = min(max(tops), logits.shape[1])
     ids = chosen_ids[:, None]
     if widest:
-        ids = torch.cat([ids, scan.top_ids(logits, widest)], dim=1)
-    logprobs = logits.gather(1, ids) - torch.logsumexp(logits, dim=1, keepdim=True)
+        ids = torch.cat([ids, scan.largest(logits, widest)[1]], dim=1)
+    peaks = logits.amax(dim=1)
+    _, sums = weigh(logits, peaks, torch.ones_like(peaks))
+    totals = sums.double().sum(dim=1).log()
+    logprobs = (logits.gather(1, ids).double() - peaks.double()[:, None] - totals[:, None]).float()
     host_ids = ids.cpu().numpy().astype(np.int32)
     host_logprobs = logprobs.cpu().numpy()
     return [

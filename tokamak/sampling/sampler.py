@@ -17,8 +17,9 @@ from torch import Tensor
 from tokamak.core.plan import Int32s, TokenLogprobs
 from tokamak.core.request import SamplingParams
 from tokamak.errors import GrammarError
+from tokamak.ops.sample import token_weights
 from tokamak.sampling import scan
-from tokamak.sampling.draw import Draw, draw
+from tokamak.sampling.draw import Draw, Weigh, draw
 from tokamak.sampling.grammar import GrammarFactory, GrammarState
 from tokamak.sampling.logprobs import score
 from tokamak.sampling.noise import request_key, seed_of, uniforms
@@ -52,6 +53,7 @@ class Sampler:
         grammar: makes grammar states; None if structured output is not available.
         entropy: bytes that unseeded requests draw their seeds from; None is fresh ones. Ranks that must
             agree on tokens are given the same.
+        weigh: the bound op `token_weights`.
     """
 
     def __init__(
@@ -62,10 +64,14 @@ class Sampler:
         device: torch.device,
         grammar: GrammarFactory | None,
         entropy: bytes | None = None,
+        weigh: Weigh = token_weights.reference,
     ) -> None:
         self._vocab_tokens = vocab_tokens
         self._grammars = grammar
         self._entropy = secrets.token_bytes(32) if entropy is None else entropy
+        self._weigh = weigh
+        # A compiled backend compiles on its first call; no request should wait for that.
+        weigh(*(torch.ones(shape, device=device) for shape in ((1, vocab_tokens), (1,), (1,))))
         self._table = SlotTable(slots, vocab_tokens)
         self._history = History(torch.empty(slots, 0, dtype=torch.int32, device=device))
 
@@ -117,7 +123,7 @@ class Sampler:
         logits = logits.contiguous()
         rows = Rows(self._table, slots, positions)
         scored = np.flatnonzero(self._table.logprobs[slots] >= 0)
-        raw = _copied(logits, scored) if scored.size else logits
+        raw = _copied(logits, scored)
         errors = {
             row: rows.extras(row).error
             for row in np.flatnonzero(self._table.has_error[slots]).tolist()
@@ -142,7 +148,8 @@ class Sampler:
 
     def prompt_logprobs(self, logits: Tensor, target_ids: Tensor, top: int) -> list[TokenLogprobs]:
         """Score prompt tokens: row i of logits [rows, vocab] scores target_ids[i], with `top` others."""
-        return score(logits, target_ids.to(logits.device), [top] * logits.shape[0])
+        tops = [top] * logits.shape[0]
+        return score(logits, target_ids.to(logits.device), tops, self._weigh)
 
     def _grammar(
         self, params: SamplingParams, stop_ids: frozenset[int], output_ids: Sequence[int]
@@ -175,7 +182,7 @@ class Sampler:
             at = np.flatnonzero(chosen)
             if at.size:
                 index = torch.from_numpy(at).to(logits.device)
-                part = logits if at.size == logits.shape[0] else logits[index]
+                part = logits if at.size == logits.shape[0] else logits.index_select(0, index)
                 token_ids[index] = choose(part, peaks[index], rows, at)
         return token_ids
 
@@ -188,18 +195,22 @@ class Sampler:
             min_p=table.min_p[slots],
             uniforms=uniforms(table.key[slots], rows.positions[at]),
         )
-        return draw(logits, peaks, asked)
+        return draw(logits, peaks, asked, self._weigh)
 
     def _score(
         self, raw: Tensor, token_ids: Tensor, rows: Rows, scored: Int64s, errors: dict[int, str]
     ) -> tuple[TokenLogprobs | None, ...]:
         entries: list[TokenLogprobs | None] = [None] * len(rows.slots)
         kept = [at for at, row in enumerate(scored.tolist()) if row not in errors]
+        if len(kept) < scored.size:
+            raw = raw[kept]
         if kept:
             asked = scored[kept]
             tops = self._table.logprobs[rows.slots[asked]].tolist()
             chosen = token_ids[torch.from_numpy(asked).to(token_ids.device)]
-            for row, entry in zip(asked.tolist(), score(raw[kept], chosen, tops), strict=True):
+            for row, entry in zip(
+                asked.tolist(), score(raw, chosen, tops, self._weigh), strict=True
+            ):
                 entries[row] = entry
         return tuple(entries)
 
@@ -210,7 +221,9 @@ def _choose_likeliest(logits: Tensor, peaks: Tensor, rows: Rows, at: Int64s) -> 
 
 def _copied(logits: Tensor, rows: Int64s) -> Tensor:
     """Some rows, safe from the stages."""
-    return logits[torch.from_numpy(rows).to(logits.device)]
+    if rows.size == logits.shape[0]:
+        return logits.clone()
+    return logits.index_select(0, torch.from_numpy(rows).to(logits.device))
 
 
 def _note_bad_scores(logits: Tensor, rows: list[int], errors: dict[int, str]) -> None:

@@ -1,15 +1,24 @@
 """How are whole vocabulary rows searched, without sorting them?
 
 Every answer is exact and a row's answer depends on that row alone. Equal scores are ordered by token id.
-On the CPU NumPy does the scans: its vectorised argmax and partition take a tenth of the time of torch's.
-Elsewhere torch does them on the device.
+On the CPU NumPy does the scans, and a sort sees only tokens above a floor. Elsewhere torch sorts on the
+device.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
+
+Float32s = npt.NDArray[np.float32]
+Int64s = npt.NDArray[np.int64]
+
+GROUP_TOKENS = 64
+"""Neighbours whose maximum stands for them: most groups hold no token that is wanted."""
 
 
 def is_on_host(scores: Tensor) -> bool:
@@ -24,50 +33,66 @@ def argmax(scores: Tensor) -> Tensor:
     return scores.argmax(dim=1)
 
 
-def largest(scores: Tensor, count: int) -> Tensor:
-    """The `count` highest scores of each row, descending. [rows, vocab] to [rows, count]."""
-    rows, vocab = scores.shape
-    if not is_on_host(scores):
-        return torch.topk(scores, count, dim=1, sorted=True).values
-    out = np.empty((rows, count), np.float32)
-    for row, values in enumerate(scores.numpy()):
-        tail = np.partition(values, vocab - count)[vocab - count :] if count < vocab else values
-        out[row] = np.sort(tail)[::-1]
-    return torch.from_numpy(out)
+def largest(scores: Tensor, count: int) -> tuple[Tensor, Tensor]:
+    """The `count` highest scores of each row and their ids, highest first, then lowest id.
 
-
-def top_ids(scores: Tensor, count: int) -> Tensor:
-    """Ids of the `count` highest scores, highest first, then lowest id. To [rows, count] int64."""
-    rows, vocab = scores.shape
-    if not is_on_host(scores):
-        return scores.sort(dim=1, descending=True, stable=True).indices[:, :count]
-    out = np.empty((rows, count), np.int64)
-    for row, values in enumerate(scores.numpy()):
-        floor = np.partition(values, vocab - count)[vocab - count]
-        ids = np.flatnonzero(values >= floor)
-        out[row] = ids[np.argsort(-values[ids], kind="stable")[:count]]
-    return torch.from_numpy(out)
-
-
-def nth_equal(scores: Tensor, values: Tensor, nth: Tensor) -> Tensor:
-    """The id of the nth (from 0) token of each row whose score equals the row's value.
-
-    scores: [rows, vocab], values: [rows] in its dtype, nth: [rows] int64; to [rows] int64.
+    scores: [rows, vocab] without NaN; returns [rows, count] in its dtype, and [rows, count] int64.
     """
-    if is_on_host(scores):
-        out = np.empty(scores.shape[0], np.int64)
-        wanted = zip(scores.numpy(), values.numpy(), nth.tolist(), strict=True)
-        for row, (row_scores, value, skip) in enumerate(wanted):
-            out[row] = np.flatnonzero(row_scores == value)[skip]
-        return torch.from_numpy(out)
-    equal = scores == values[:, None]
-    found = equal & (equal.cumsum(dim=1) == nth[:, None] + 1)
-    return found.int().argmax(dim=1)
+    if not is_on_host(scores):
+        values, ids = scores.sort(dim=1, descending=True, stable=True)
+        return values[:, :count], ids[:, :count]
+    rows, vocab = scores.shape
+    out_values, out_ids = np.empty((rows, count), np.float32), np.empty((rows, count), np.int64)
+    groups = vocab // GROUP_TOKENS
+    if 2 * count <= groups:
+        grouped = scores[:, : groups * GROUP_TOKENS].unflatten(1, (groups, GROUP_TOKENS))
+        found = _above_group_floors(scores.numpy(), grouped.amax(dim=2).numpy(), count)
+    else:
+        found = _above_floors(scores.numpy(), count)
+    for row, (ids, values) in enumerate(found):
+        order = np.argsort(-values, kind="stable")[:count]
+        out_ids[row], out_values[row] = ids[order], values[order]
+    return torch.from_numpy(out_values), torch.from_numpy(out_ids)
 
 
 def count_at_least(scores: Tensor, values: Tensor) -> Tensor:
     """How many scores of each row reach the row's value. [rows, vocab], [rows] to [rows] int64."""
-    if is_on_host(scores):
-        reached = scores.numpy() >= values.numpy()[:, None]
-        return torch.from_numpy(np.count_nonzero(reached, axis=1))
-    return (scores >= values[:, None]).sum(dim=1)
+    if not is_on_host(scores):
+        return (scores >= values[:, None]).sum(dim=1)
+    pairs = zip(scores.numpy(), values.numpy(), strict=True)
+    return torch.tensor([np.count_nonzero(row >= value) for row, value in pairs])
+
+
+def _above_floors(scores: Float32s, count: int) -> Iterator[tuple[Int64s, Float32s]]:
+    """Per row, ids in order and scores of all tokens as high as the row's `count` highest."""
+    vocab = scores.shape[1]
+    for row in scores:
+        if count < vocab:
+            ids = np.flatnonzero(row >= np.partition(row, vocab - count)[vocab - count])
+            yield ids, row[ids]
+        else:
+            yield np.arange(vocab), row
+
+
+def _above_group_floors(
+    scores: Float32s, maxima: Float32s, count: int
+) -> Iterator[tuple[Int64s, Float32s]]:
+    """The same and a few more: tokens that reach the count-th highest maximum of a group.
+
+    At least `count` tokens do, one in each of the `count` highest groups, and none in a lower group.
+    """
+    groups = maxima.shape[1]
+    whole = groups * GROUP_TOKENS
+    for row, tops in zip(scores, maxima, strict=True):
+        floor = np.partition(tops, groups - count)[groups - count]
+        high = np.flatnonzero(tops >= floor)
+        part = row[:whole].reshape(groups, GROUP_TOKENS)[high].ravel()
+        places = np.flatnonzero(part >= floor)
+        ids, values = (
+            high[places // GROUP_TOKENS] * GROUP_TOKENS + places % GROUP_TOKENS,
+            part[places],
+        )
+        if whole < row.size:
+            last = whole + np.flatnonzero(row[whole:] >= floor)
+            ids, values = np.concatenate([ids, last]), np.concatenate([values, row[last]])
+        yield ids, values
