@@ -15,6 +15,9 @@ import numpy as np
 import torch
 
 from tokamak.core.request import SamplingParams
+from tokamak.device.facts import cpu_facts
+from tokamak.ops.load import load_backends
+from tokamak.ops.sample import token_weights
 from tokamak.sampling.sampler import Sampler
 
 KINDS = {
@@ -44,7 +47,12 @@ def scores(rows: int, vocab: int) -> torch.Tensor:
 def measure(params: SamplingParams, rows: int, vocab: int, repeats: int) -> tuple[float, float]:
     """Best and median milliseconds of one call."""
     sampler = Sampler(
-        vocab_tokens=vocab, slots=rows, device=torch.device("cpu"), grammar=None, entropy=b"bench"
+        vocab_tokens=vocab,
+        slots=rows,
+        device=torch.device("cpu"),
+        grammar=None,
+        entropy=b"bench",
+        weigh=token_weights.bind(cpu_facts())[0],
     )
     for slot in range(rows):
         sampler.admit(
@@ -80,6 +88,7 @@ def main() -> None:
     parser.add_argument("--only", choices=KINDS, help="measure one kind")
     asked = parser.parse_args()
     torch.set_num_threads(asked.threads)
+    load_backends()
     print(f"vocab {asked.vocab}, {asked.threads} threads, best / median ms")
     print(f"{'':14s}" + "".join(f"{rows:>12d} rows" for rows in asked.rows))
     for name, params in KINDS.items():

@@ -5,9 +5,9 @@ from __future__ import annotations
 import importlib
 import importlib.util
 
-from tokamak.ops import activation, linear, norm, paged_attention, rope, step_prep
+from tokamak.ops import activation, linear, norm, paged_attention, rope, sample, step_prep
 
-OP_PACKAGES = (activation, linear, norm, paged_attention, rope, step_prep)
+OP_PACKAGES = (activation, linear, norm, paged_attention, rope, sample, step_prep)
 """Packages whose import registers their ops."""
 
 BACKEND_MODULES = {
@@ -17,6 +17,7 @@ BACKEND_MODULES = {
         "tokamak.ops.norm.llvm",
         "tokamak.ops.paged_attention.llvm",
         "tokamak.ops.rope.llvm",
+        "tokamak.ops.sample.llvm",
     ),
 }
 """Modules that register backends, by the library they need."""

@@ -6,7 +6,15 @@ import torch
 
 from tests.support.sampling import SamplerBench
 from tokamak.core.request import SamplingParams
+from tokamak.device.facts import cpu_facts
+from tokamak.ops.load import load_backends
+from tokamak.ops.sample import token_weights
 from tokamak.sampling.draw import Draw, draw
+
+load_backends()
+WEIGHS = {"reference": token_weights.reference} | {
+    backend.name: backend.call for backend in token_weights.backends if backend.fits(cpu_facts())
+}
 
 
 def exact(logits, params):
@@ -121,13 +129,14 @@ LARGE = [
 
 @pytest.mark.parametrize(("scale", "params"), LARGE, ids=named)
 @pytest.mark.parametrize("vocab", [300, 9000])
-def test_draws_invert_the_exact_distribution_wherever_the_cut_falls(vocab, scale, params):
+@pytest.mark.parametrize("weigh", WEIGHS.values(), ids=WEIGHS.keys())
+def test_draws_invert_the_exact_distribution_wherever_the_cut_falls(weigh, vocab, scale, params):
     rng = np.random.default_rng(vocab)
     logits = (rng.normal(size=vocab) * scale).astype(np.float32)
     uniforms = rng.uniform(size=24)
     scores = torch.from_numpy(logits).expand(24, -1).contiguous()
 
-    drawn = draw(scores, scores.amax(dim=1), a_draw(params, uniforms, vocab)).numpy()
+    drawn = draw(scores, scores.amax(dim=1), a_draw(params, uniforms, vocab), weigh).numpy()
 
     probabilities = exact(logits, params)
     whole = params.top_p == 1.0 and params.min_p == 0.0 and not 0 < params.top_k < vocab
