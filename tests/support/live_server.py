@@ -27,6 +27,7 @@ from tests.support.scripted_engine import Script, ScriptedCore, ScriptedEngine, 
 from tokamak.config.engine import ServerConfig
 from tokamak.engine.client import EngineClient
 from tokamak.server.app import create_app
+from tokamak.server.state import Connect, ServerState
 
 T = TypeVar("T")
 
@@ -53,8 +54,15 @@ class LiveServer:
 
     url: str
     http: httpx.Client
-    engine: ScriptedEngine
+    state: ServerState
     loop: asyncio.AbstractEventLoop
+
+    @property
+    def engine(self) -> ScriptedEngine:
+        """The scripted engine, once it is loaded."""
+        engine = self.state.client
+        assert isinstance(engine, ScriptedEngine)
+        return engine
 
     def call(self, work: Callable[[], Awaitable[T]]) -> T:
         """Run a coroutine function on the server's event loop."""
@@ -104,38 +112,46 @@ def serving(
     **config: Any,
 ) -> Iterator[LiveServer]:
     """A server over a scripted engine; with `before_connect` the engine comes after that has run."""
-    made: list[ScriptedEngine] = []
-    loops: list[asyncio.AbstractEventLoop] = []
-    listening = socket.create_server(("127.0.0.1", 0))
-    url = f"http://127.0.0.1:{listening.getsockname()[1]}"
 
     async def connect() -> EngineClient:
         if before_connect is not None:
             await before_connect()
-        made[0].start()
-        return made[0]
+        engine = ScriptedEngine(script, core=core, token_s=token_s, served_names=served_names)
+        engine.start()
+        return engine
+
+    with serving_engine(connect, wait=before_connect is None, **config) as server:
+        yield server
+
+
+@contextmanager
+def serving_engine(connect: Connect, *, wait: bool = True, **config: Any) -> Iterator[LiveServer]:
+    """A server over any engine; `wait` until it is ready."""
+    servers: list[uvicorn.Server] = []
+    loops: list[asyncio.AbstractEventLoop] = []
+    listening = socket.create_server(("127.0.0.1", 0))
+    url = f"http://127.0.0.1:{listening.getsockname()[1]}"
+    app = create_app(connect, a_config(**config))
+    state: ServerState = app.state.server
 
     async def serve() -> None:
         loops.append(asyncio.get_running_loop())
-        made.append(ScriptedEngine(script, core=core, token_s=token_s, served_names=served_names))
-        app = create_app(connect, a_config(**config))
         settings = uvicorn.Config(app, log_config=None, lifespan="on", timeout_graceful_shutdown=2)
         servers.append(uvicorn.Server(settings))
         await servers[0].serve(sockets=[listening])
 
-    servers: list[uvicorn.Server] = []
     thread = threading.Thread(target=lambda: asyncio.run(serve()), daemon=True)
     thread.start()
-    with httpx.Client(base_url=url, timeout=20) as http:
+    with httpx.Client(base_url=url, timeout=30) as http:
         try:
             eventually(lambda: bool(servers) and servers[0].started)
-            if before_connect is None:
-                eventually(lambda: http.get("/health/ready").status_code == 200)
-            yield LiveServer(url, http, made[0], loops[0])
+            if wait:
+                eventually(lambda: state.client is not None, within_s=50)
+            yield LiveServer(url, http, state, loops[0])
         finally:
             if servers:
                 servers[0].should_exit = True
-            thread.join(10)
+            thread.join(15)
             listening.close()
     assert not thread.is_alive(), "the server did not end"
 

@@ -73,25 +73,38 @@ class ChatRequest(SamplingFields, ChatTemplateFields):
     """The body of /v1/chat/completions."""
 
     messages: list[Message]
+    """The conversation so far."""
     max_completion_tokens: Int64 | None = None
+    """The most tokens to generate; the rest of the context if left out."""
     logprobs: bool | None = None
+    """Add the log-probability of every token."""
     top_logprobs: Int64 | None = None
+    """And those of this many alternatives, up to 20."""
 
     # Fields of OpenAI's that cannot change the answer of this server.
     metadata: dict[str, str] | None = None
+    """Accepted; nothing is stored."""
     store: Literal[False] | None = None
+    """Accepted; nothing is stored."""
     service_tier: Literal["auto", "default"] | None = None
+    """Accepted; there is one tier."""
     parallel_tool_calls: bool | None = None
+    """Accepted; there are no tools."""
     safety_identifier: str | None = None
+    """Accepted, as `user` is."""
     prompt_cache_key: str | None = None
+    """Accepted; the prefix cache needs no hint."""
     prompt_cache_retention: str | None = None
+    """Accepted; the prefix cache needs no hint."""
 
     # Fields whose plain values ask for nothing; the others need what we do not have.
     tools: list[dict[str, Any]] | None = None
+    """Only an empty list: tool calls are not parsed yet."""
     tool_choice: Literal["none", "auto"] | None = None
     functions: list[dict[str, Any]] | None = None
     function_call: Literal["none", "auto"] | None = None
     modalities: list[Literal["text"]] | None = None
+    """Only text."""
     reasoning_effort: Literal["none"] | None = None
     verbosity: Literal["medium"] | None = None
     audio: None = None

@@ -32,7 +32,12 @@ class Body(BaseModel):
     """A request body: unknown fields, numbers as strings, NaN and Infinity are refused."""
 
     model_config = ConfigDict(
-        extra="forbid", strict=True, allow_inf_nan=False, protected_namespaces=(), frozen=True
+        extra="forbid",
+        strict=True,
+        allow_inf_nan=False,
+        protected_namespaces=(),
+        frozen=True,
+        use_attribute_docstrings=True,
     )
 
 
@@ -81,32 +86,57 @@ class SamplingFields(Body):
     model: str | None = None
     """One of the served names; left out, the first."""
     n: Int64 | None = None
+    """How many independent choices; 1 if left out."""
     temperature: float | None = None
+    """Divides the scores; 0 always takes the most likely token; 1 if left out."""
     top_p: float | None = None
+    """Keep the smallest set of tokens whose probability reaches this; 0 is greedy."""
     top_k: Int64 | None = None
+    """Keep this many tokens; 0 and -1 are off; more than the vocabulary is all of it."""
     min_p: float | None = None
+    """Keep tokens at least this likely relative to the most likely one."""
     presence_penalty: float | None = None
+    """From -2 to 2, taken once off every token already generated."""
     frequency_penalty: float | None = None
+    """From -2 to 2, taken off once per occurrence in the generated text."""
     repetition_penalty: float | None = None
+    """Divides the scores of tokens in prompt or output; 1 is off."""
     logit_bias: dict[str, float] | None = None
     """Token ids, as JSON keys, to numbers added to their logits."""
     seed: Int64 | None = None
+    """Makes the noise reproducible."""
     max_tokens: Int64 | None = None
+    """The most tokens to generate."""
     min_tokens: Int64 | None = None
+    """The fewest tokens before a stop may end the text."""
     stop: StopText | list[StopText] | None = None
+    """Up to 16 texts that end the answer and are not part of it."""
     stop_token_ids: list[int] | None = None
+    """Token ids that end the answer."""
     include_stop_str_in_output: bool | None = None
+    """Keep the stop text in the answer."""
     ignore_eos: bool | None = None
+    """Go on after the end-of-sequence token."""
     skip_special_tokens: bool | None = None
+    """Leave special tokens out of the text; on if left out."""
     prompt_logprobs: Int64 | None = None
+    """Alternatives per prompt token; not in a stream."""
     response_format: ResponseFormat | None = None
+    """JSON of any shape, or of a schema."""
     structured_outputs: StructuredOutputs | None = None
+    """One constraint on the text: json, regex, choice, grammar or json_object."""
     priority: Int64 | None = None
+    """Lower runs first, if the server schedules by priority."""
     cache_salt: Annotated[str, Field(max_length=256)] | None = None
+    """Prompts share cached prefixes only with prompts of the same salt."""
     return_token_ids: bool | None = None
+    """Add the token ids of prompt and answer."""
     echo: bool | None = None
+    """Begin the text with the prompt; in a chat, with the continued message."""
     stream: bool | None = None
+    """Send the answer as events while it is made."""
     stream_options: StreamOptions | None = None
+    """What a stream carries besides text."""
     user: str | None = None
     """Accepted: it names the end user and cannot change the answer."""
 
