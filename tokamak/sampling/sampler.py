@@ -251,12 +251,11 @@ def _advance_grammars(
     finished: set[int] = set()
     chosen = token_ids.tolist() if constrained else []
     for row in constrained:
-        if row in errors:
-            continue
         grammar = rows.grammar(row)
-        grammar.accept(chosen[row])
+        if row not in errors:
+            grammar.accept(chosen[row])
         if grammar.error:
             errors[row] = f"the grammar cannot go on: {grammar.error}"
-        elif grammar.complete:
+        elif row not in errors and grammar.complete:
             finished.add(row)
     return frozenset(finished)

@@ -333,6 +333,7 @@ def test_output_that_does_not_fit_the_grammar_fails_its_row_alone():
     sampled = bench.sample(logits)
 
     assert list(sampled.errors) == [0]
+    assert "grammar cannot go on" in sampled.errors[0]
     assert sampled.token_ids[1] == logits[1].argmax()
     assert "a" in text_of(sampled.token_ids[2:].tolist()) or sampled.token_ids[2] == EOS_ID
 
