@@ -62,10 +62,13 @@ class Http:
             headers = headers | {"Authorization": f"Basic {b64encode(secret.encode()).decode()}"}
             url = urlunsplit(parts._replace(netloc=parts.netloc.rpartition("@")[2]))
         request = urllib.request.Request(url, headers=headers)
-        if parts.scheme != "https":
-            return urllib.request.urlopen(request, timeout=TIMEOUT_S)
-        context = ssl.create_default_context(cafile=self.certificates)
-        return urllib.request.urlopen(request, timeout=TIMEOUT_S, context=context)
+        secure = parts.scheme == "https"
+        context = ssl.create_default_context(cafile=self.certificates) if secure else None
+        try:
+            return urllib.request.urlopen(request, timeout=TIMEOUT_S, context=context)
+        except urllib.error.HTTPError as refusal:
+            refusal.close()
+            raise
 
 
 def without_password(url: str) -> str:

@@ -37,7 +37,7 @@ def resolve_model(model: str, *, progress: bool, revision: str | None = None) ->
         ModelNotFoundError: there is no such model, or it cannot be fetched.
     """
     path = Path(model).expanduser()
-    if path.exists():
+    if model and path.exists():
         return _within(path)
     if model in BUILT_IN_NAMES:
         # Download machinery is imported when something is downloaded: it costs each start 0.1 s.
