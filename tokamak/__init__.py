@@ -13,7 +13,14 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 
-__all__ = ["LLM", "EngineOptions", "SamplingParams", "StructuredOutput", "TokamakError", "__version__"]
+__all__ = [
+    "LLM",
+    "EngineOptions",
+    "SamplingParams",
+    "StructuredOutput",
+    "TokamakError",
+    "__version__",
+]
 
 
 def __getattr__(name: str) -> object:
