@@ -28,7 +28,7 @@ from tokamak.telemetry.log import set_up_logging
 LIBRARIES = (
     "torch",
     "numpy",
-    "numba",
+    "llvmlite",
     "triton",
     "safetensors",
     "tokenizers",

@@ -17,7 +17,7 @@ LEVELS = {
     "error": logging.ERROR,
 }
 
-QUIET_LOGGERS = ("uvicorn", "httpx", "urllib3", "huggingface_hub", "filelock", "numba", "asyncio")
+QUIET_LOGGERS = ("uvicorn", "httpx", "urllib3", "huggingface_hub", "filelock", "llvmlite", "asyncio")
 """Libraries whose info lines say nothing of our work."""
 
 

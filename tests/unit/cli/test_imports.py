@@ -12,7 +12,7 @@ import tokamak.cli.main, tokamak.cli.chat, tokamak.cli.serve, tokamak.cli.bench,
 import tokamak.cli.model, tokamak.config.settle, tokamak.checkpoint.source, tokamak.checkpoint.tokenizer
 import tokamak.engine.client, tokamak.engine.configure, tokamak.engine.outputs, tokamak.engine.process_client
 import tokamak.server.app, tokamak.telemetry.metrics, tokamak.text.detokenizer
-heavy = [name for name in ("torch", "transformers", "numba", "triton") if name in sys.modules]
+heavy = [name for name in ("torch", "transformers", "llvmlite", "triton") if name in sys.modules]
 assert not heavy, heavy
 """
 
