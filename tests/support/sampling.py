@@ -11,7 +11,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from torch import Tensor
 
 from tokamak.core.request import SamplingParams, StructuredOutput
-from tokamak.sampling.grammar import GrammarFactory
+from tokamak.sampling.grammar_state import GrammarFactory
 from tokamak.sampling.sampler import Sampled, Sampler
 
 EOS_ID = 0

@@ -32,7 +32,7 @@ from tokamak.runner.dummy import NULL_SLOT, dummy_plan
 from tokamak.runner.inputs import InputArena
 from tokamak.runner.memory import MemoryPlan, plan_memory
 from tokamak.runner.runner import ModelRunner
-from tokamak.sampling.grammar import GrammarFactory
+from tokamak.sampling.grammar_state import GrammarFactory
 from tokamak.sampling.sampler import Sampler
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}

@@ -1,7 +1,7 @@
-"""Which tokens may follow, if the text must match a JSON schema, regex, grammar or choice?
+"""Can the text be held to this JSON schema, regex, grammar or choice?
 
 `check_structured` refuses a bad constraint in the front end, before anything reaches the engine;
-`GrammarFactory` makes the engine's per-request state. Torch-free: masks are NumPy arrays here.
+`compiled` makes the engine's matcher, which `grammar_state.py` follows token by token. Torch-free.
 
 Both JSON kinds are written on one line, `, ` between items and `: ` after keys, as `json.dumps` does:
 it is what models have read most of, and no whitespace is left to choose, so none can be repeated.
@@ -13,18 +13,13 @@ from __future__ import annotations
 import json
 import re
 import threading
-from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, Final, TypeVar
 
-import numpy as np
-import numpy.typing as npt
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 
 from tokamak.core.request import StructuredOutput
 from tokamak.errors import GrammarError
-
-Bools = npt.NDArray[np.bool_]
 
 T = TypeVar("T")
 
@@ -51,10 +46,10 @@ MAX_SCHEMA_PROPERTIES: Final = 2000
 
 MAX_MESSAGE_CHARACTERS: Final = 500
 
-COMPILED_GRAMMARS: Final = 64
-"""Grammars kept compiled, so that a schema sent again costs nothing."""
+MAX_LEXER_STATES: Final = 50_000
+"""Bounds the memory of one matcher: a state takes 1 to 2 kB."""
 
-_LIMITS: Final = LLParserLimits(verbose_errors=False)
+_LIMITS: Final = LLParserLimits(verbose_errors=False, max_lexer_states=MAX_LEXER_STATES)
 _JSON_STYLE: Final[Any] = {
     "whitespace_flexible": False,
     "item_separator": ", ",
@@ -91,6 +86,18 @@ def check_structured(structured: StructuredOutput, *, field: str = "response_for
         raise GrammarError(_refusal(structured, " ".join(messages)), field=field)
 
 
+def compiled(structured: StructuredOutput, tokenizer: LLTokenizer) -> LLMatcher:
+    """The constraint as a matcher at its start, or GrammarError. Takes milliseconds; use copies of it."""
+    try:
+        text = _grammar_text(structured)
+        matcher = _on_a_deep_stack(lambda: LLMatcher(tokenizer, text, log_level=0, limits=_LIMITS))
+    except ValueError as error:
+        raise GrammarError(_refusal(structured, str(error))) from None
+    if matcher.is_error():
+        raise GrammarError(_refusal(structured, matcher.get_error()))
+    return matcher
+
+
 def schema_text(schema: object, *, field: str = "response_format") -> str:
     """A client's schema object as the text of a `json_schema` constraint, or GrammarError."""
     if not isinstance(schema, dict):
@@ -106,124 +113,6 @@ def schema_text(schema: object, *, field: str = "response_format") -> str:
     except RecursionError:
         message = f"the JSON schema is nested more than {MAX_SCHEMA_DEPTH} deep"
         raise GrammarError(message, field=field) from None
-
-
-class GrammarState:
-    """How far one request is in its grammar."""
-
-    def __init__(
-        self, matcher: LLMatcher, end_ids: frozenset[int], eos_ids: frozenset[int]
-    ) -> None:
-        self._matcher = matcher
-        self._end_ids = np.array(sorted(end_ids), np.int64)
-        self._eos_ids = np.array(sorted(eos_ids), np.int64)
-        self._ends = end_ids | eos_ids
-        self._ended = False
-
-    @property
-    def error(self) -> str:
-        """Why the grammar cannot go on; empty while it can."""
-        if not self._matcher.is_error():
-            return ""
-        return _shortened(self._matcher.get_error()) or "the grammar engine stopped"
-
-    @property
-    def complete(self) -> bool:
-        """Whether the text matches and nothing but an end may follow."""
-        return self._ended or (self._matcher.is_stopped() and not self._matcher.is_error())
-
-    def fill(self, allowed: Bools) -> None:
-        """Write which tokens may come next. allowed: [vocab], contiguous.
-
-        An end-of-sequence token is allowed where the text may end: one that ends this request, if it
-        has any. A complete text allows nothing else.
-        """
-        if not self.complete:
-            bits = np.zeros(-(-allowed.size // 32), np.int32)
-            self._matcher.unsafe_compute_mask_ptr(bits.ctypes.data, bits.nbytes)
-            allowed[:] = np.unpackbits(
-                bits.view(np.uint8), count=allowed.size, bitorder="little"
-            ).view(np.bool_)
-            allowed[self._eos_ids] = False
-            allowed[self._end_ids] = self._matcher.is_accepting()
-            if self._matcher.is_error() or allowed.any():
-                return
-        allowed[:] = False
-        allowed[self._end_ids if self._end_ids.size else self._eos_ids] = True
-
-    def accept(self, token_id: int) -> None:
-        """Go on by one token that `fill` allowed; `error` tells if that failed."""
-        if token_id in self._ends and (self.complete or self._matcher.is_accepting()):
-            self._ended = True
-        elif not self._ended:
-            self._matcher.consume_token(token_id)
-
-
-class GrammarFactory:
-    """Makes the grammar state of requests for one tokenizer."""
-
-    def __init__(
-        self, tokenizer_json: str, *, vocab_tokens: int, eos_ids: frozenset[int] = frozenset()
-    ) -> None:
-        self._tokenizer_json = tokenizer_json
-        self._vocab_tokens = vocab_tokens
-        self._eos_ids = eos_ids
-        self._tokenizer: LLTokenizer | None = None
-        self._compiled: OrderedDict[StructuredOutput, LLMatcher] = OrderedDict()
-
-    @property
-    def tokenizer(self) -> LLTokenizer:
-        """The tokenizer as the grammar engine sees it, built on first use (a fraction of a second)."""
-        if self._tokenizer is None:
-            self._tokenizer = LLTokenizer(
-                self._tokenizer_json,
-                n_vocab=self._vocab_tokens,
-                eos_token=sorted(self._eos_ids) or None,
-            )
-        return self._tokenizer
-
-    def start(
-        self,
-        structured: StructuredOutput,
-        *,
-        stop_ids: frozenset[int] = frozenset(),
-        client_stop_ids: frozenset[int] = frozenset(),
-        output_ids: Sequence[int] = (),
-    ) -> GrammarState:
-        """The state after `output_ids`.
-
-        stop_ids: every id that ends the request; client_stop_ids: those of them a client named. The
-        rest are end-of-sequence ids, and so are client ids that are special tokens. Other client ids
-        are ordinary text to the grammar.
-
-        Raises:
-            GrammarError: the constraint cannot be compiled for this tokenizer.
-        """
-        special = {i for i in client_stop_ids & stop_ids if self.tokenizer.is_special_token(i)}
-        end_ids = (stop_ids - client_stop_ids) | special | (stop_ids & self._eos_ids)
-        eos_ids = self._eos_ids or frozenset(self.tokenizer.eos_tokens)
-        state = GrammarState(self._matcher(structured).deep_copy(), end_ids, eos_ids)
-        for token_id in output_ids:
-            state.accept(token_id)
-        return state
-
-    def _matcher(self, structured: StructuredOutput) -> LLMatcher:
-        matcher = self._compiled.get(structured)
-        if matcher is None:
-            try:
-                text, tokenizer = _grammar_text(structured), self.tokenizer
-                matcher = _on_a_deep_stack(
-                    lambda: LLMatcher(tokenizer, text, log_level=0, limits=_LIMITS)
-                )
-            except ValueError as error:
-                raise GrammarError(_refusal(structured, str(error))) from None
-            if matcher.is_error():
-                raise GrammarError(_refusal(structured, matcher.get_error()))
-            self._compiled[structured] = matcher
-            if len(self._compiled) > COMPILED_GRAMMARS:
-                self._compiled.popitem(last=False)
-        self._compiled.move_to_end(structured)
-        return matcher
 
 
 def _grammar_text(structured: StructuredOutput) -> str:
@@ -342,10 +231,11 @@ def _on_a_deep_stack(call: Callable[[], T]) -> T:
 
 
 def _refusal(structured: StructuredOutput, reason: str) -> str:
-    return f"the {structured.kind} cannot be used: {_shortened(reason)}"
+    return f"the {structured.kind} cannot be used: {shortened(reason)}"
 
 
-def _shortened(message: str) -> str:
+def shortened(message: str) -> str:
+    """A message of the native code, cut to what fits an error."""
     message = message.strip()
     if len(message) <= MAX_MESSAGE_CHARACTERS:
         return message

@@ -20,7 +20,7 @@ from tokamak.errors import GrammarError
 from tokamak.ops.sample import token_weights
 from tokamak.sampling import scan
 from tokamak.sampling.draw import Draw, Weigh, draw
-from tokamak.sampling.grammar import GrammarFactory, GrammarState
+from tokamak.sampling.grammar_state import GrammarFactory, GrammarState
 from tokamak.sampling.logprobs import score
 from tokamak.sampling.noise import request_key, seed_of, uniforms
 from tokamak.sampling.slot_table import Int64s, Rows, SlotTable

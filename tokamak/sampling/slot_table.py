@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from tokamak.core.plan import Int32s
 from tokamak.core.request import SamplingParams
-from tokamak.sampling.grammar import GrammarState
+from tokamak.sampling.grammar_state import GrammarState
 
 Int64s = npt.NDArray[np.int64]
 

@@ -21,6 +21,7 @@ from tests.support.sampling import (
 from tokamak.core.request import SamplingParams, StructuredOutput
 from tokamak.errors import GrammarError
 from tokamak.sampling.grammar import check_structured, schema_text
+from tokamak.sampling.grammar_state import GrammarFactory
 
 ENDS = frozenset({EOS_ID})
 
@@ -354,6 +355,16 @@ def test_structured_output_without_a_tokenizer_is_an_error_of_the_request():
     vocab = vocab_tokens()
 
     sampled = SamplerBench([structured("json_object")], vocab=vocab).sample(torch.zeros(1, vocab))
+
+    assert "not available" in sampled.errors[0]
+
+
+def test_a_tokenizer_that_cannot_be_read_is_an_error_of_the_request():
+    broken = GrammarFactory('{"model": "unknown"}', vocab_tokens=10)
+
+    sampled = SamplerBench([structured("json_object")], vocab=10, grammar=broken).sample(
+        torch.zeros(1, 10)
+    )
 
     assert "not available" in sampled.errors[0]
 
