@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from tokamak.config.options import CACHE_VARIABLE
+from tokamak.config.places import CACHE_VARIABLE
 
 
 def cache_folder() -> Path:

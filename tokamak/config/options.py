@@ -29,14 +29,12 @@ from pydantic_settings import (
     SettingsConfigDict,
 )
 
+from tokamak.config.places import CACHE_VARIABLE
 from tokamak.errors import OptionError
 
 ENV_PREFIX = "TOKAMAK_"
 
 CONFIG_VARIABLE = "TOKAMAK_CONFIG"
-
-CACHE_VARIABLE = "TOKAMAK_CACHE"
-"""Where fetched and parsed models are kept. Read by `checkpoint/`; a place on disk, not an option."""
 
 DEFAULT_MODEL = "smollm2-135m"
 

@@ -40,7 +40,8 @@ def configure(options: EngineOptions, *, progress: bool = False) -> EngineConfig
 def load_text(config: ModelConfig) -> tuple[Tokenizer, ChatTemplate | None]:
     """A model's tokenizer, and its chat template if it has one."""
     path = Path(config.path)
-    return load_tokenizer(path), load_chat_template(path, config.chat_template)
+    tokenizer = load_tokenizer(path, load_format=config.load_format)
+    return tokenizer, load_chat_template(path, config.chat_template)
 
 
 def engine_info(config: EngineConfig, ready: Ready) -> EngineInfo:
