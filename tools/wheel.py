@@ -14,11 +14,9 @@ from pathlib import Path
 import environment
 
 IMPORT_ALL = """
-import importlib, pkgutil, sys, warnings
+import importlib, os, pkgutil
 import tokamak
-warnings.simplefilter("error")
 assert "site-packages" in tokamak.__file__, tokamak.__file__
-import os
 assert os.path.isfile(os.path.join(os.path.dirname(tokamak.__file__), "py.typed"))
 names = [m.name for m in pkgutil.walk_packages(tokamak.__path__, "tokamak.") if not m.name.endswith("__main__")]
 for name in names:

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 
 import tokamak
+from tokamak.checkpoint.fetch import resolve_model
 from tokamak.cli.flags import Parser, add_options, asked_options, read_options
 from tokamak.config.options import EngineOptions
 from tokamak.core.generation import GenerationEvent
@@ -50,6 +51,8 @@ def run(arguments: list[str]) -> int:
         temperature=_temperature(parsed), top_p=parsed.top_p, max_tokens=parsed.max_tokens
     )
     console = Console(stderr=True, highlight=False)
+    # Fetched first, with a bar of its own; loading afterwards has none.
+    resolve_model(options.model, progress=console.is_terminal, revision=options.revision)
     loading = console.status(f"loading {options.model}") if console.is_terminal else None
     with loading or contextlib.nullcontext():
         llm = tokamak.LLM(options.model, **asked_options(options))

@@ -31,6 +31,7 @@ def scripted_llm(core: ScriptedCore) -> LLM:
 def core(monkeypatch: pytest.MonkeyPatch) -> ScriptedCore:
     made = ScriptedCore(script=says("Four."))
     monkeypatch.setattr(tokamak, "LLM", lambda model, **options: scripted_llm(made), raising=False)
+    monkeypatch.setattr(chat, "resolve_model", lambda model, *, progress, revision: model)
     return made
 
 
