@@ -325,9 +325,10 @@ class LLM:
         news: deque[RequestUpdate] = deque()
         try:
             while backlog or streams:
-                self._feed(core, backlog, streams, news, arrived_s)
-                if not news:
-                    self._step(core)
+                with _interrupted_after():
+                    self._feed(core, backlog, streams, news, arrived_s)
+                    if not news:
+                        self._step(core)
                 while news:
                     update = news.popleft()
                     at, stream = streams[update.request_id]
@@ -339,7 +340,8 @@ class LLM:
                     if event is not None:
                         yield at, event
         finally:
-            self._forget(core, list(streams), abort=True)
+            with _interrupted_after():
+                self._forget(core, list(streams), abort=True)
 
     def _feed(
         self,
@@ -365,9 +367,7 @@ class LLM:
 
     def _step(self, core: CoreFace) -> None:
         """One turn of the engine; its updates go to the calls that wait for them."""
-        with _interrupted_after():
-            updates = core.step()
-        for update in updates:
+        for update in core.step():
             inbox = self._inboxes.get(update.request_id)
             if inbox is not None:
                 inbox.append(update)

@@ -15,10 +15,13 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests.support.scripted_engine import byte_tokenizer, chat_template
-from tests.support.scripted_process import a_scripted_config
+from tests.support.scripted_engine import VOCAB_TOKENS, byte_tokenizer, chat_template
+from tokamak.config.engine import EngineConfig, ModelFacts
+from tokamak.config.options import EngineOptions
+from tokamak.config.settle import settle_engine
 from tokamak.core.generation import GenerationEvent, GenerationRequest
 from tokamak.core.request import FinishReason, SamplingParams
+from tokamak.device.facts import cpu_facts
 from tokamak.engine.process_client import ProcessClient, start_engine
 from tokamak.errors import (
     CheckpointError,
@@ -29,6 +32,20 @@ from tokamak.errors import (
 )
 
 ENDLESS = SamplingParams(temperature=0, ignore_eos=True, max_tokens=4000)
+
+
+def a_scripted_config(behaviour: str) -> EngineConfig:
+    """A config whose model path names a behaviour; nothing else of it is read."""
+    facts = ModelFacts(
+        architecture="Scripted",
+        vocab_tokens=VOCAB_TOKENS,
+        max_position_tokens=4096,
+        stored_dtype="none",
+        weight_bytes=0,
+        parameters=0,
+    )
+    options = EngineOptions(model="scripted")
+    return settle_engine(options, cpu_facts(), facts, Path(f"scripted:{behaviour}"))
 
 
 @asynccontextmanager
@@ -152,7 +169,7 @@ def test_a_killed_engine_fails_its_requests_and_health_says_so():
             return failures, client.health()
 
     async def drained(stream):
-        async with asyncio.timeout(2):
+        async with asyncio.timeout(10):
             return [event async for event in stream]
 
     failures, health = asyncio.run(scenario())
@@ -190,31 +207,30 @@ def test_a_start_that_fails_raises_what_the_engine_found(behaviour, kind, words)
         async with a_running_engine(behaviour):
             pass
 
-    with pytest.raises(EngineError if kind is EngineError else kind) as failure:
+    with pytest.raises(kind) as failure:
         asyncio.run(scenario())
 
     assert words in str(failure.value)
     assert "\n" not in str(failure.value)
 
 
-def test_health_ages_only_while_there_is_work():
+def test_an_idle_engine_speaks_every_half_second_and_tokens_age_only_while_there_is_work():
     async def scenario():
         async with a_running_engine("slow") as client:
             idle = client.health()
             await asyncio.sleep(0.7)
-            later = client.health()
+            await until(lambda: client.health().loop_age_s < 0.3)
             stream = client.generate(a_request(params=ENDLESS))
             await anext(stream)
             busy = client.health()
             await stream.aclose()
-            return idle, later, busy
+            return idle, busy
 
-    idle, later, busy = asyncio.run(scenario())
+    idle, busy = asyncio.run(scenario())
 
     assert idle.token_age_s is None
-    assert later.loop_age_s < 0.65, "an idle engine says every half second that it is alive"
     assert busy.token_age_s is not None
-    assert busy.token_age_s < 1.0
+    assert busy.token_age_s < 5.0
     assert busy.unfinished_requests == 1
 
 
@@ -289,7 +305,7 @@ def test_an_engine_ends_with_its_front_end_however_that_ends():
 
         parent.kill()
 
-    child.wait(timeout=2)
+    child.wait(timeout=10)
 
 
 def test_nothing_is_left_in_the_temporary_folder(tmp_path, monkeypatch):

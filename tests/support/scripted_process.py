@@ -8,13 +8,9 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable
-from pathlib import Path
 
-from tests.support.scripted_engine import VOCAB_TOKENS, ScriptedCore, says
-from tokamak.config.engine import EngineConfig, ModelFacts
-from tokamak.config.options import EngineOptions
-from tokamak.config.settle import settle_engine
-from tokamak.device.facts import cpu_facts
+from tests.support.scripted_engine import ScriptedCore, says
+from tokamak.config.engine import EngineConfig
 from tokamak.engine.engine_process import run
 from tokamak.errors import CheckpointError
 
@@ -41,20 +37,6 @@ BEHAVIOURS: dict[str, Callable[[], ScriptedCore]] = {
     "scripted:breaks": _breaks,
     "scripted:leaves": _leaves,
 }
-
-
-def a_scripted_config(behaviour: str) -> EngineConfig:
-    """A config whose model path names a behaviour; nothing else of it is read."""
-    facts = ModelFacts(
-        architecture="Scripted",
-        vocab_tokens=VOCAB_TOKENS,
-        max_position_tokens=4096,
-        stored_dtype="none",
-        weight_bytes=0,
-        parameters=0,
-    )
-    options = EngineOptions(model="scripted")
-    return settle_engine(options, cpu_facts(), facts, Path(f"scripted:{behaviour}"))
 
 
 def build(config: EngineConfig) -> ScriptedCore:

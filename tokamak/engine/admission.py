@@ -8,7 +8,7 @@ what only the engine can know (a grammar, a full queue) comes back as an update.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from functools import cached_property
 
 from tokamak.core.generation import GenerationRequest
 from tokamak.core.request import SamplingParams
@@ -20,14 +20,14 @@ LONG_TEXT_CHARACTERS = 2_000
 """Longer prompts are encoded off the event loop: about a millisecond of work."""
 
 
-@dataclass(frozen=True, slots=True)
 class Admission:
     """Turns requests for one model into engine requests, or says what is wrong with them."""
 
-    tokenizer: Tokenizer
-    vocab_tokens: int
-    """Rows of the model's embedding: ids below this are fine."""
-    max_model_len: int
+    def __init__(self, tokenizer: Tokenizer, vocab_tokens: int, max_model_len: int) -> None:
+        """Admit for a model with `vocab_tokens` rows in its embedding: ids below this are fine."""
+        self.tokenizer = tokenizer
+        self.vocab_tokens = vocab_tokens
+        self.max_model_len = max_model_len
 
     def admit(self, request: GenerationRequest) -> list[AddRequest]:
         """Engine requests of a request's siblings, named `<request id>:<sibling>`.
@@ -62,6 +62,7 @@ class Admission:
         """The prompt's ids, checked: at least one, all inside the vocabulary."""
         prompt = request.prompt
         if isinstance(prompt, str):
+            self._refuse_endless(prompt)
             ids = self.tokenizer.encode(prompt, add_special_tokens=request.add_special_tokens)
         else:
             ids = list(prompt)
@@ -106,6 +107,28 @@ class Admission:
         """Ids that end a generation: end-of-sequence unless ignored, and the client's own."""
         eos_ids = frozenset[int]() if params.ignore_eos else self.tokenizer.eos_ids
         return sorted(eos_ids.union(params.stop_token_ids))
+
+    def _refuse_endless(self, text: str) -> None:
+        """Refuse a text that cannot fit without encoding it, which would take seconds per megabyte.
+
+        Blanks are not counted: a special token may swallow any number of those around it.
+        """
+        if len(text) <= self.max_model_len:
+            return
+        letters = len("".join(text.split()))
+        tokens = -(-letters // self._longest_token)
+        if tokens > self.max_model_len:
+            raise ContextLengthError(
+                f"the prompt has {len(text)} characters, at least {tokens} tokens; the context holds"
+                f" {self.max_model_len}",
+                field="prompt",
+            )
+
+    @cached_property
+    def _longest_token(self) -> int:
+        """Bytes of the longest token, which bound the characters it can stand for."""
+        lengths = (len(self.tokenizer.token_bytes(i)) for i in range(self.tokenizer.vocab_tokens))
+        return max(lengths, default=1) or 1
 
 
 def check_ids(ids: Sequence[int], vocab_tokens: int) -> None:

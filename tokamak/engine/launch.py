@@ -102,11 +102,10 @@ class EngineProcess:
 
     async def stop(self, timeout_s: float = CLOSE_TIMEOUT_S) -> None:
         """End the process in order, or kill it when it takes too long."""
-        if self.running:
-            self.channel.send(Shutdown())
-        ends_s = time.monotonic() + timeout_s
-        while self.running and time.monotonic() < ends_s:
-            await asyncio.sleep(STARTUP_POLL_S)
+        if self.running and self.channel.send(Shutdown()):
+            ends_s = time.monotonic() + timeout_s
+            while self.running and time.monotonic() < ends_s:
+                await asyncio.sleep(STARTUP_POLL_S)
         self.kill()
 
     def kill(self) -> None:

@@ -11,8 +11,6 @@ import asyncio
 import logging
 from collections.abc import Callable
 
-import zmq
-
 from tokamak.config.engine import EngineConfig, ModelConfig
 from tokamak.core.generation import EngineInfo
 from tokamak.engine.configure import engine_info, load_text
@@ -65,9 +63,7 @@ class ProcessClient(FrontEnd):
         self._fail("the engine was closed")
 
     def _send(self, message: ToEngine) -> None:
-        try:
-            self._channel.send(message)
-        except zmq.Again:
+        if not self._channel.send(message):
             self._fail("the engine process does not take messages any more")
             return
         if self._channel.has_news:

@@ -77,13 +77,13 @@ class Channel(Generic[In, Out]):
             shutil.rmtree(self._folder, ignore_errors=True)
             self._folder = None
 
-    def send(self, message: Out) -> None:
-        """Queue a message for the other end.
-
-        Raises:
-            zmq.Again: nobody is connected, or the other end is gone.
-        """
-        self._socket.send(self._encoder.encode(message), zmq.NOBLOCK)
+    def send(self, message: Out) -> bool:
+        """Queue a message for the other end; False if nobody is connected to take it."""
+        try:
+            self._socket.send(self._encoder.encode(message), zmq.NOBLOCK)
+        except zmq.Again:
+            return False
+        return True
 
     def receive(self) -> list[In]:
         """Every message that has arrived; possibly none."""

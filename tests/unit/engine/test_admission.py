@@ -106,3 +106,14 @@ def test_special_tokens_written_in_a_chat_prompt_become_their_ids():
     (add,) = an_admission().admit(a_request("<bos>a"))
 
     assert add.prompt_ids == [BOS_ID, ord("a")]
+
+
+def test_a_text_that_cannot_fit_is_refused_without_being_encoded(monkeypatch):
+    admission = an_admission()
+    longest = max(len(admission.tokenizer.token_bytes(i)) for i in range(VOCAB_TOKENS))
+    monkeypatch.setattr(admission.tokenizer, "encode", None)
+
+    with pytest.raises(ContextLengthError, match="at least 129 tokens") as refused:
+        admission.admit(a_request("x" * (128 * longest + 1)))
+
+    assert str(128 * longest + 1) in refused.value.message
