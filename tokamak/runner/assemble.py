@@ -123,6 +123,7 @@ def _make_runner(
         slots=config.scheduler.max_num_seqs + 1,
         device=build.device,
         grammar=grammar,
+        entropy=config.model.seed.to_bytes(8, "little"),
         weigh=build.bind(token_weights),
     )
     sampler.admit(
