@@ -145,6 +145,9 @@ def _from_folder(path: Path) -> Tokenizer:
         raise CheckpointError(
             f"{file} cannot be read: {error}", hint="fetch or copy the file again"
         ) from error
+    # Some files were saved while they cut or filled training batches; a prompt is never cut or filled.
+    backend.no_truncation()
+    backend.no_padding()
     settings = read_json(path / TOKENIZER_CONFIG) or {}
     config = read_json(path / CONFIG) or {}
     generation = read_json(path / GENERATION_CONFIG) or {}

@@ -231,6 +231,17 @@ def test_a_folder_has_its_tokenizer_and_every_id_that_ends_a_text(folder):
     assert (tokenizer.bos_id, tokenizer.eos_ids) == (1, {0, 2, 7})
 
 
+def test_prompts_are_never_cut_or_filled_as_training_batches_were(folder):
+    saved = tiny_tokenizer()
+    saved.enable_truncation(4)
+    saved.enable_padding(length=64)
+    saved.save(str(folder / "tokenizer.json"))
+
+    ids = load_tokenizer(folder).encode("Hello world, hello!", add_special_tokens=True)
+
+    assert ids == tiny_tokenizer().encode("Hello world, hello!").ids
+
+
 @pytest.mark.parametrize("wanted", [True, False])
 def test_llama_classes_put_bos_first_as_their_settings_say(folder, wanted):
     settings = json.loads((folder / "tokenizer_config.json").read_text())
