@@ -17,7 +17,15 @@ LEVELS = {
     "error": logging.ERROR,
 }
 
-QUIET_LOGGERS = ("uvicorn", "httpx", "urllib3", "huggingface_hub", "filelock", "llvmlite", "asyncio")
+QUIET_LOGGERS = (
+    "uvicorn",
+    "httpx",
+    "urllib3",
+    "huggingface_hub",
+    "filelock",
+    "llvmlite",
+    "asyncio",
+)
 """Libraries whose info lines say nothing of our work."""
 
 
