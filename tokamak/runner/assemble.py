@@ -114,7 +114,7 @@ def _make_runner(
         block_tokens=config.cache.block_tokens,
     )
     vocab_tokens = config.model.facts.vocab_tokens
-    tokenizer = load_tokenizer(Path(config.model.path))
+    tokenizer = load_tokenizer(Path(config.model.path), load_format=config.model.load_format)
     grammar = GrammarFactory(
         tokenizer.to_json(), vocab_tokens=vocab_tokens, eos_ids=tokenizer.eos_ids
     )
