@@ -355,3 +355,26 @@ def test_a_grammar_that_takes_too_long_to_compile_is_refused(server, monkeypatch
     assert answer.status_code == 400
     assert answer.json()["error"]["code"] == "invalid_grammar"
     assert "longer" in answer.json()["error"]["message"]
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        b'"prompt": [' + b"null," * 200_000 + b"null]",
+        b'"prompt": "a"' + b"".join(b', "k%d": 1' % at for at in range(100_000)),
+        b'"prompt": "a", "logit_bias": {"0": 1'
+        + b"".join(b', "k%d": null' % at for at in range(100_000))
+        + b"}",
+        b'"prompt": [' + b"1," * 400_000 + b"1]",
+    ],
+    ids=["items", "names", "map", "ids"],
+)
+def test_a_body_with_a_million_mistakes_is_refused_at_the_first(fields):
+    with serving(max_body_bytes=16 << 20) as server:
+        started_s = time.monotonic()
+        answer = server.http.post("/v1/completions", content=b"{" + fields + b"}")
+        took_s = time.monotonic() - started_s
+
+    assert answer.status_code == 400
+    assert len(answer.content) < 1000
+    assert took_s < 3.0

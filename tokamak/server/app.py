@@ -21,11 +21,11 @@ from starlette.middleware.cors import CORSMiddleware
 from tokamak import __version__
 from tokamak.config.engine import ServerConfig
 from tokamak.engine.client import EngineClient
-from tokamak.errors import TokamakError
+from tokamak.errors import OverloadedError, TokamakError
 from tokamak.server.auth import ApiKeys
 from tokamak.server.body import BodyLimit
 from tokamak.server.edge import Edge
-from tokamak.server.errors import INVALID, Failure, failure_of
+from tokamak.server.errors import INVALID, Failure, NotLoadedError, failure_of
 from tokamak.server.openapi import describe
 from tokamak.server.protocol.chat import ChatChunk, ChatCompletion, ChatRequest
 from tokamak.server.protocol.common import ErrorBody, ErrorDetail
@@ -144,9 +144,10 @@ def _engine_numbers(state: ServerState) -> Mapping[str, float] | None:
 
 async def _answer_error(request: Request, error: Exception) -> Response:
     failure = failure_of(error)
-    if failure.status >= 500:
-        request_id = request.state.request_id
-        logger.warning("request %s: %d: %s", request_id, failure.status, error)
+    # Under overload every refusal would be a line; the metrics count them.
+    expected = failure.status < 500 or isinstance(error, OverloadedError | NotLoadedError)
+    level = logging.DEBUG if expected else logging.WARNING
+    logger.log(level, "request %s: %d: %s", request.state.request_id, failure.status, error)
     return failure.response()
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import difflib
 import json
 from collections.abc import Sequence
+from functools import cache
 from typing import Any, TypeVar, cast
 
 from pydantic import ValidationError
@@ -59,33 +60,49 @@ async def read_body(request: Request, model: type[M]) -> M:
         raw = await request.body()
     except ClientDisconnect as error:
         raise ClientGoneError("the client left while sending its request") from error
+    return parsed(raw, model)
+
+
+def parsed(raw: bytes, model: type[M]) -> M:
+    """The body in these bytes, or a RequestError."""
     try:
-        return model.model_validate_json(raw)
+        data: object = from_json(raw, allow_inf_nan=False)
+    except ValueError as error:
+        raise JsonError(
+            f"the body is not JSON: {error}", hint="send a JSON object in UTF-8"
+        ) from error
+    try:
+        return model.model_validate(data)
     except ValidationError as error:
-        raise _request_error(error, raw, model) from error
+        raise _request_error(error, data, model) from error
 
 
-def _request_error(error: ValidationError, raw: bytes, model: type[Body]) -> RequestError:
-    details = error.errors(include_url=False)
-    if details[0]["type"] == "json_invalid":
-        reason = details[0]["msg"].removeprefix("Invalid JSON: ")
-        return JsonError(f"the body is not JSON: {reason}", hint="send a JSON object in UTF-8")
-    data: object = from_json(raw)
-    places = [(_path(data, detail), detail) for detail in details]
+def _request_error(error: ValidationError, data: object, model: type[Body]) -> RequestError:
+    places = [(_path(data, detail), detail) for detail in error.errors(include_url=False)]
     # A value that fits no member of a union has an error for each: the deepest says most.
     path, detail = max(places, key=lambda place: len(place[0]))
     same = [other for place, other in places if place == path]
     name = _written(_field(path))
-    if detail["type"] == "extra_forbidden":
-        return _unknown(path, name, detail, model)
+    if detail["type"] == "unknown_name":
+        return _unknown((*path, _context(detail, "name")), model)
     if detail["type"] == "missing":
         return RequestError(f"{name} is missing", field=name)
     if not path:
         return RequestError(
             f"the body is {_quoted(detail['input'])}; it must be a JSON object", field=None
         )
+    if detail["type"] == "wrong_value":
+        place = (*path, _context(detail, "name"))
+        value = _quoted(detail.get("ctx", {}).get("value"))
+        message = f"{_written(place)} is {value}; {detail['msg']}"
+        return RequestError(message, field=_written(_field(place)))
     value = _quoted(detail["input"])
     return RequestError(f"{_written(path)} is {value}; {_wanted(path, same)}", field=name)
+
+
+def _context(detail: ErrorDetails, name: str) -> str:
+    """What a validator of ours said of an error."""
+    return str(detail.get("ctx", {}).get(name))
 
 
 def _field(path: Path) -> Path:
@@ -100,7 +117,7 @@ def _path(data: object, detail: ErrorDetails) -> Path:
     """A place in the client's data: pydantic's place without the names of union members."""
     path: list[int | str] = []
     loc = detail["loc"]
-    absent = detail["type"] in ("missing", "extra_forbidden")
+    absent = detail["type"] == "missing"
     for at, step in enumerate(loc):
         if isinstance(data, dict):
             fields = cast("dict[str, object]", data)
@@ -134,37 +151,45 @@ def _wanted(path: Path, details: list[ErrorDetails]) -> str:
         return "this server does not support it; leave it out or send null"
     if first["type"] == "literal_error":
         return f"this server takes only {first['ctx']['expected'] if 'ctx' in first else 'others'}"
+    if first["type"] == "model_type":
+        return "it must be a JSON object"
+    if first["type"] == "too_many":
+        return first["msg"]
     # pydantic says "Input should be …" or "String should have …".
     wanted = list(dict.fromkeys(other["msg"].partition(" should ")[2] for other in details))
     return f"it must {' or '.join(wanted)}"
 
 
-def _unknown(path: Path, name: str, detail: ErrorDetails, model: type[Body]) -> RequestError:
-    known = _names(model)
-    close = difflib.get_close_matches(str(path[-1])[:LONGEST_QUOTE], known, n=1)
-    hint = f"did you mean {close[0]}?" if close else None
+def _unknown(path: Path, model: type[Body]) -> RequestError:
+    name = _written(path)
+    close = difflib.get_close_matches(str(path[-1])[:LONGEST_QUOTE], _all_names(model), n=1)
     return UnknownFieldError(
-        f"{name} is {_quoted(detail['input'])}; this server has no field of that name",
+        f"{name} is no field of this server",
         field=name,
-        hint=hint,
+        hint=f"did you mean {close[0]}?" if close else None,
     )
 
 
-def _names(model: type[Body]) -> list[str]:
+@cache
+def _all_names(model: type[Body]) -> tuple[str, ...]:
     """All names of a body and of the bodies in it."""
     schema: dict[str, Any] = model.model_json_schema()
     names = list(schema.get("properties", {}))
     for part in schema.get("$defs", {}).values():
         names.extend(part.get("properties", {}))
-    return names
+    return tuple(names)
 
 
 def _quoted(value: object) -> str:
-    try:
-        text = json.dumps(value, ensure_ascii=False)
-    except (TypeError, ValueError, RecursionError):
-        text = repr(value)
-    return text if len(text) <= LONGEST_QUOTE else text[: LONGEST_QUOTE - 1] + "…"
+    """A client's value for a message: short ones as they came, the size of others."""
+    if isinstance(value, dict) and value:
+        return f"an object with {len(cast('dict[str, object]', value))} names"
+    if isinstance(value, list) and value:
+        return f"a list of {len(cast('list[object]', value))}"
+    if isinstance(value, str):
+        value = value if len(value) <= LONGEST_QUOTE else value[:LONGEST_QUOTE] + "…"
+    text = json.dumps(value, ensure_ascii=False)
+    return text if len(text) <= 2 * LONGEST_QUOTE else text[:LONGEST_QUOTE] + "…"
 
 
 class BodyLimit:

@@ -3,21 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Literal
+from typing import Annotated, Any, Literal, cast
 
 import msgspec
+from pydantic import BeforeValidator, Field, model_validator
+from pydantic_core import PydanticCustomError
 
 from tokamak.core.generation import Alternative, TokenLogprob
 from tokamak.core.request import MAX_LOGPROBS, SamplingParams
 from tokamak.errors import RequestError
 from tokamak.server.protocol.common import (
+    AtFirstWrong,
     Body,
     Int64,
+    Items,
     PromptLogprobs,
     SamplingFields,
     UsageBody,
     finite,
 )
+
+MAX_METADATA = 16
 
 
 class TextPart(Body):
@@ -25,6 +31,18 @@ class TextPart(Body):
 
     type: Literal["text"]
     text: str
+
+    @model_validator(mode="before")
+    @classmethod
+    def _be_text(cls, data: object) -> object:
+        """Say that a part is an image before saying that it has unknown fields."""
+        if isinstance(data, dict):
+            data = cast("dict[str, object]", data)
+            kind = data.get("type")
+            if isinstance(kind, str) and kind != "text":
+                message = "this server reads only parts of type 'text'"
+                raise PydanticCustomError("wrong_value", message, {"name": "type", "value": kind})
+        return data
 
 
 class FunctionCall(Body):
@@ -46,16 +64,29 @@ class Message(Body):
     """One turn of the conversation."""
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
-    content: str | list[TextPart] | None = None
+    content: str | Items[TextPart] | None = None
     name: str | None = None
-    tool_calls: list[ToolCall] | None = None
+    tool_calls: Items[ToolCall] | None = None
     tool_call_id: str | None = None
     reasoning_content: str | None = None
     refusal: None = None
     audio: None = None
     function_call: None = None
-    annotations: list[None] | None = None
+    annotations: Items[None] | None = None
     """Clients send an earlier answer back as it was: these come as null or empty."""
+
+
+Messages = Annotated[list[Message], AtFirstWrong(), Field(max_length=10_000)]
+
+
+def _few(value: object) -> object:
+    """Metadata is a few texts, as in OpenAI's API."""
+    if isinstance(value, dict):
+        value = cast("dict[str, object]", value)
+        if len(value) > MAX_METADATA:
+            limit = {"limit": MAX_METADATA}
+            raise PydanticCustomError("too_many", "it must have at most {limit} names", limit)
+    return value
 
 
 class ChatTemplateFields(Body):
@@ -72,7 +103,7 @@ class ChatTemplateFields(Body):
 class ChatRequest(SamplingFields, ChatTemplateFields):
     """The body of /v1/chat/completions."""
 
-    messages: list[Message]
+    messages: Messages
     """The conversation so far."""
     max_completion_tokens: Int64 | None = None
     """The most tokens to generate; the rest of the context if left out."""
@@ -82,7 +113,7 @@ class ChatRequest(SamplingFields, ChatTemplateFields):
     """And those of this many alternatives, up to 20."""
 
     # Fields of OpenAI's that cannot change the answer of this server.
-    metadata: dict[str, str] | None = None
+    metadata: Annotated[dict[str, str], BeforeValidator(_few)] | None = None
     """Accepted; nothing is stored."""
     store: Literal[False] | None = None
     """Accepted; nothing is stored."""
@@ -98,12 +129,12 @@ class ChatRequest(SamplingFields, ChatTemplateFields):
     """Accepted; the prefix cache needs no hint."""
 
     # Fields whose plain values ask for nothing; the others need what we do not have.
-    tools: list[dict[str, Any]] | None = None
+    tools: Items[dict[str, Any]] | None = None
     """Only an empty list: tool calls are not parsed yet."""
     tool_choice: Literal["none", "auto"] | None = None
-    functions: list[dict[str, Any]] | None = None
+    functions: Items[dict[str, Any]] | None = None
     function_call: Literal["none", "auto"] | None = None
-    modalities: list[Literal["text"]] | None = None
+    modalities: Items[Literal["text"]] | None = None
     """Only text."""
     reasoning_effort: Literal["none"] | None = None
     verbosity: Literal["medium"] | None = None

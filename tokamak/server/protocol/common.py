@@ -8,10 +8,20 @@ pydantic models, which say what is wrong with a field; responses are msgspec str
 from __future__ import annotations
 
 import json
-from typing import Annotated, Any, Literal
+import math
+from functools import cache
+from typing import Annotated, Any, Literal, TypeVar, cast
 
 import msgspec
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    FailFast,
+    Field,
+    model_validator,
+)
+from pydantic_core import PydanticCustomError
 
 from tokamak.core.generation import TokenLogprob, Usage
 from tokamak.core.request import SamplingParams, StructuredOutput
@@ -27,6 +37,35 @@ Int64 = Annotated[int, Field(ge=-(2**63), le=2**63 - 1)]
 
 StopText = Annotated[str, Field(max_length=4096)]
 
+T = TypeVar("T")
+
+
+class AtFirstWrong(FailFast):
+    """Pydantic's mark for lists that are refused at their first wrong item, to be used in unions."""
+
+    def __hash__(self) -> int:
+        return hash(self.fail_fast)
+
+
+Items = Annotated[list[T], AtFirstWrong()]
+"""A list that is refused at its first wrong item: one error is enough, and a million cost a minute."""
+
+
+def _numbers_by_name(value: object) -> object:
+    """Refuse a map at its first wrong value, for the same reason."""
+    if isinstance(value, dict):
+        value = cast("dict[str, object]", value)
+        for key, number in value.items():
+            is_number = isinstance(number, int | float) and not isinstance(number, bool)
+            if not is_number or not math.isfinite(cast("float", number)):
+                raise PydanticCustomError(
+                    "wrong_value", "it must be a finite number", {"name": key, "value": number}
+                )
+    return value
+
+
+NumbersByName = Annotated[dict[str, float], BeforeValidator(_numbers_by_name)]
+
 
 class Body(BaseModel):
     """A request body: unknown fields, numbers as strings, NaN and Infinity are refused."""
@@ -39,6 +78,23 @@ class Body(BaseModel):
         frozen=True,
         use_attribute_docstrings=True,
     )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _know_all_names(cls, data: object) -> object:
+        """Refuse a body at its first unknown name."""
+        if isinstance(data, dict):
+            data = cast("dict[str, object]", data)
+            for name in data:
+                if name not in known_names(cls):
+                    raise PydanticCustomError("unknown_name", "unknown", {"name": name})
+        return data
+
+
+@cache
+def known_names(model: type[Body]) -> frozenset[str]:
+    """The names a body has, as clients write them."""
+    return frozenset(field.alias or name for name, field in model.model_fields.items())
 
 
 class StreamOptions(Body):
@@ -74,7 +130,7 @@ class StructuredOutputs(Body):
     json_: dict[str, Any] | None = Field(default=None, alias="json")
     """A JSON schema."""
     regex: str | None = None
-    choice: list[str] | None = None
+    choice: Items[str] | None = None
     grammar: str | None = None
     """A grammar in Lark's syntax."""
     json_object: bool | None = None
@@ -101,7 +157,7 @@ class SamplingFields(Body):
     """From -2 to 2, taken off once per occurrence in the generated text."""
     repetition_penalty: float | None = None
     """Divides the scores of tokens in prompt or output; 1 is off."""
-    logit_bias: dict[str, float] | None = None
+    logit_bias: NumbersByName | None = None
     """Token ids, as JSON keys, to numbers added to their logits."""
     seed: Int64 | None = None
     """Makes the noise reproducible."""
@@ -109,9 +165,9 @@ class SamplingFields(Body):
     """The most tokens to generate."""
     min_tokens: Int64 | None = None
     """The fewest tokens before a stop may end the text."""
-    stop: StopText | list[StopText] | None = None
+    stop: StopText | Items[StopText] | None = None
     """Up to 16 texts that end the answer and are not part of it."""
-    stop_token_ids: list[int] | None = None
+    stop_token_ids: Items[int] | None = None
     """Token ids that end the answer."""
     include_stop_str_in_output: bool | None = None
     """Keep the stop text in the answer."""

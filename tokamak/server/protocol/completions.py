@@ -12,6 +12,7 @@ from tokamak.errors import RequestError
 from tokamak.server.protocol.common import (
     MAX_CHOICES,
     Int64,
+    Items,
     PromptLogprobs,
     SamplingFields,
     UsageBody,
@@ -25,7 +26,7 @@ DEFAULT_MAX_TOKENS = 16
 class CompletionRequest(SamplingFields):
     """The body of /v1/completions."""
 
-    prompt: str | list[int] | list[str] | list[list[int]]
+    prompt: str | Items[int] | Items[str] | Items[Items[int]]
     """A text, a text's token ids, or a list of either."""
     logprobs: Int64 | None = None
     """Alternatives per token; 0 is the token alone."""

@@ -5,15 +5,15 @@ from __future__ import annotations
 import msgspec
 
 from tokamak.errors import RequestError
-from tokamak.server.protocol.chat import ChatTemplateFields, Message
-from tokamak.server.protocol.common import Body
+from tokamak.server.protocol.chat import ChatTemplateFields, Messages
+from tokamak.server.protocol.common import Body, Items
 
 
 class TokenizeRequest(ChatTemplateFields):
     """A text, or messages that the chat template makes into one."""
 
     model: str | None = None
-    messages: list[Message] | None = None
+    messages: Messages | None = None
     prompt: str | None = None
     add_special_tokens: bool | None = None
     """Let the tokenizer add its own; on for a text, off for messages unless said otherwise."""
@@ -40,7 +40,7 @@ class DetokenizeRequest(Body):
     """Token ids to be made into text."""
 
     model: str | None = None
-    tokens: list[int]
+    tokens: Items[int]
 
 
 class Tokenized(msgspec.Struct, frozen=True, kw_only=True):

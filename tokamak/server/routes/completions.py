@@ -119,9 +119,14 @@ async def _settle(body: CompletionRequest, model: str, client: EngineClient) -> 
         for at, prompt in enumerate(prompts)
     ]
     await check_constraint(params.structured, body.constraint_field)
+    admission = Admission(client.tokenizer, client.info.vocab_tokens, client.info.max_model_len)
+    for prompt in prompts:
+        if not isinstance(prompt, str):
+            # Before its ids are looked at: a list that is far too long would take its time.
+            admission.settle_max_tokens(len(prompt), params)
     if len(requests) > 1:
         # One of several prompts must not fail after the others have begun, so all are looked at first.
-        requests = await asyncio.to_thread(_encoded, requests, client)
+        requests = await asyncio.to_thread(_encoded, requests, admission)
     return _Job(
         id=job_id,
         created=int(time.time()),
@@ -134,9 +139,8 @@ async def _settle(body: CompletionRequest, model: str, client: EngineClient) -> 
     )
 
 
-def _encoded(requests: list[GenerationRequest], client: EngineClient) -> list[GenerationRequest]:
+def _encoded(requests: list[GenerationRequest], admission: Admission) -> list[GenerationRequest]:
     """The same requests with ids for text, after each has been found to be one we can run."""
-    admission = Admission(client.tokenizer, client.info.vocab_tokens, client.info.max_model_len)
     return [replace(r, prompt=tuple(admission.admit(r)[0].prompt_ids)) for r in requests]
 
 

@@ -66,13 +66,17 @@ async def detokenize(request: Request) -> Response:
     client = state.engine()
     body = await read_body(request, DetokenizeRequest)
     state.model_name(body.model)
-    vocab_tokens = client.info.vocab_tokens
-    for at, token_id in enumerate(body.tokens):
-        if not 0 <= token_id < vocab_tokens:
-            raise RequestError(
-                f"tokens[{at}] is {token_id}; token ids of this model are 0 to {vocab_tokens - 1}",
-                field=f"tokens[{at}]",
-            )
+    _check_ids(body.tokens, client.info.vocab_tokens)
     decode = partial(client.tokenizer.decode, body.tokens, skip_special_tokens=False)
     text = await asyncio.to_thread(decode)
     return Response(msgspec.json.encode(Detokenized(text)), media_type="application/json")
+
+
+def _check_ids(ids: list[int], vocab_tokens: int) -> None:
+    if not ids or (min(ids) >= 0 and max(ids) < vocab_tokens):
+        return
+    at = next(at for at, token_id in enumerate(ids) if not 0 <= token_id < vocab_tokens)
+    raise RequestError(
+        f"tokens[{at}] is {ids[at]}; token ids of this model are 0 to {vocab_tokens - 1}",
+        field=f"tokens[{at}]",
+    )
