@@ -1,7 +1,8 @@
 """Which form is fastest here? A short measurement at the first start, kept for the next ones.
 
 One weight of a typical shape is packed in every form that may be used and multiplied with 1, 8, 32 and
-128 rows. The answer lies in the cache folder under the processor, the versions and the thread count; it
+128 rows, on one thread, in processor time: other programs that want the same cores slow every form
+alike and cannot turn the answer round. The answer lies in the cache folder under the processor and the versions; it
 is read again at the next start and shown by `tokamak doctor`.
 """
 
@@ -30,7 +31,7 @@ PROBE_SHAPE = (1536, 1024)
 REPEATS = 3
 EVICT_NUMBERS = 12 * 1024 * 1024
 """float32 numbers read between two measurements, so that weights come from memory as in a model."""
-WORTH = 1.15
+WORTH = 1.25
 """A second form must be this much faster at many rows to be worth its memory."""
 
 
@@ -55,10 +56,7 @@ def choose_forms(
     names = sorted(makers)
     if len(names) == 1:
         return Choice(names[0], names[0], 0, "the only form here")
-    key = "; ".join(
-        [facts.name, f"torch {torch.__version__}", f"{torch.get_num_threads()} threads",
-         f"{dtype}", kind, "+".join(names)]
-    )  # fmt: skip
+    key = "; ".join([facts.name, f"torch {torch.__version__}", f"{dtype}", kind, "+".join(names)])
     path = cache_folder() / "linear-forms.json"
     kept = _read(path)
     if key not in kept:
@@ -92,14 +90,19 @@ def _measure(makers: Mapping[str, Maker], kind: str, dtype: torch.dtype) -> dict
     packed = {name: make(weight) for name, make in makers.items()}
     evict = torch.zeros(EVICT_NUMBERS)
     times: dict[str, list[float]] = {name: [] for name in packed}
-    for rows in PROBE_ROWS:
-        x = torch.randn((rows, PROBE_SHAPE[1]), generator=generator).to(dtype)
-        best = dict.fromkeys(packed, float("inf"))
-        for _ in range(REPEATS):
-            for name, form in packed.items():
-                best[name] = min(best[name], _time(form, x, evict if rows == 1 else None))
-        for name, seconds in best.items():
-            times[name].append(round(seconds * 1e3, 4))
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        for rows in PROBE_ROWS:
+            x = torch.randn((rows, PROBE_SHAPE[1]), generator=generator).to(dtype)
+            best = dict.fromkeys(packed, float("inf"))
+            for _ in range(REPEATS):
+                for name, form in packed.items():
+                    best[name] = min(best[name], _time(form, x, evict if rows == 1 else None))
+            for name, seconds in best.items():
+                times[name].append(round(seconds * 1e3, 4))
+    finally:
+        torch.set_num_threads(threads)
     return times
 
 
@@ -117,9 +120,9 @@ def probe_weight(kind: str, generator: torch.Generator) -> Weight:
 def _time(form: PackedLinear, x: Tensor, evict: Tensor | None) -> float:
     if evict is not None:
         evict.sum()
-    begun = time.perf_counter()
+    begun = time.thread_time()
     form(x)
-    return time.perf_counter() - begun
+    return time.thread_time() - begun
 
 
 def _read(path: Path) -> dict[str, dict[str, list[float]]]:

@@ -33,8 +33,6 @@ CHUNK_TOKENS = 128
 TILE_KEYS = 4
 NEVER = -1e30
 """A score no key reaches; finite, so that differences of two are not NaN."""
-DECODE_GRAIN_ROWS = 64
-"""Cached rows a thread should have to itself before another one is woken."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -358,6 +356,16 @@ def kernels(shape: Shape) -> Kernels:
     return Kernels(library.function("decode"), library.function("prefill"))
 
 
+@lru_cache(maxsize=8)
+def _kernels_for(
+    head_dim: int, groups: int, block_tokens: int, q: torch.dtype, k: torch.dtype, v: torch.dtype
+) -> Kernels | None:
+    """The kernels of these sizes and formats; None where none can be compiled."""
+    if not q == k == v or q not in KINDS or head_dim % host().lanes or block_tokens % TILE_KEYS:
+        return None
+    return kernels(Shape(head_dim, groups, KINDS[q]))
+
+
 @paged_attention.backend("llvm", fits=fits)
 def llvm_paged_attention(
     q: Tensor,
@@ -372,41 +380,32 @@ def llvm_paged_attention(
 ) -> Tensor:
     """Attend from this step's queries to all cached rows of their own request, causally."""
     _, kv_heads, block_tokens, head_dim = k_cache.shape
-    q = q.contiguous()
-    if not _takes(q, k_cache, v_cache, block_table):
+    tokens, heads, _ = q.shape
+    groups = heads // kv_heads
+    *k_strides, k_last = k_cache.stride()
+    *v_strides, v_last = v_cache.stride()
+    calls = _kernels_for(head_dim, groups, block_tokens, q.dtype, k_cache.dtype, v_cache.dtype)
+    if calls is None or k_last != 1 or v_last != 1 or block_table.stride(1) != 1:
         return paged_attention.reference(
             q, k_cache, v_cache, block_table, lengths, query_starts, prefill_requests, scale, window
         )
-    tokens, heads, _ = q.shape
-    requests = lengths.shape[0]
-    calls = kernels(Shape(head_dim, heads // kv_heads, KINDS[q.dtype]))
-    starts = query_starts[[prefill_requests, -1]].tolist()
+    q = q.contiguous()
+    starts = query_starts.tolist()
+    requests = len(starts) - 1
     out = torch.empty_like(q)
-    if starts[1] < tokens:
-        out[starts[1] :] = 0
+    if starts[-1] < tokens:
+        out[starts[-1] :] = 0
     common = (
-        q.data_ptr(), k_cache.data_ptr(), *k_cache.stride()[:3], v_cache.data_ptr(), *v_cache.stride()[:3],
-        block_table.data_ptr(), block_table.stride(0), lengths.data_ptr(), query_starts.data_ptr(), out.data_ptr(),
-        float_bits(scale), window, kv_heads, block_tokens,
+        q.data_ptr(), k_cache.data_ptr(), *k_strides, v_cache.data_ptr(), *v_strides,
+        block_table.data_ptr(), block_table.stride(0), lengths.data_ptr(), query_starts.data_ptr(),
+        out.data_ptr(), float_bits(scale), window, kv_heads, block_tokens,
     )  # fmt: skip
     threads = torch.get_num_threads()
     if prefill_requests:
-        tiles = -(-starts[0] * (heads // kv_heads) // (2 * host().lanes))
+        tiles = -(-starts[prefill_requests] * groups // (2 * host().lanes))
         calls.prefill(threads, *common, 0, prefill_requests, tiles, 0, 0)
     if prefill_requests < requests:
         most = block_table.shape[1] * block_tokens
-        scores = torch.empty(threads * (heads // kv_heads) * most)
+        scores = torch.empty(threads * groups * most)
         calls.decode(threads, *common, prefill_requests, requests, 0, scores.data_ptr(), most)
     return out
-
-
-def _takes(q: Tensor, k_cache: Tensor, v_cache: Tensor, block_table: Tensor) -> bool:
-    """Whether kernels can be compiled for these formats and layouts."""
-    return (
-        q.dtype in KINDS
-        and k_cache.dtype == v_cache.dtype == q.dtype
-        and k_cache.stride(3) == v_cache.stride(3) == 1
-        and q.shape[2] % host().lanes == 0
-        and k_cache.shape[2] % TILE_KEYS == 0
-        and block_table.stride(1) == 1
-    )

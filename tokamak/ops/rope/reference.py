@@ -34,7 +34,9 @@ def rotate_and_cache(
     tokens = qkv.shape[0]
     _, kv_heads, block_tokens, head_dim = k_cache.shape
     heads = qkv.shape[1] // head_dim - 2 * kv_heads
-    q, k, v = qkv.view(tokens, -1, head_dim).split([heads, kv_heads, kv_heads], dim=1)
+    q, k, v = qkv.view(tokens, heads + 2 * kv_heads, head_dim).split(
+        [heads, kv_heads, kv_heads], dim=1
+    )
     if q_norm is not None:
         q = rms_norm.reference(q, q_norm, eps)
     if k_norm is not None:

@@ -1,0 +1,82 @@
+"""The ops once more, from their papers, in float64 NumPy with plain loops: another reading."""
+
+import numpy as np
+import torch
+
+
+def wide(tensor):
+    return tensor.detach().double().numpy()
+
+
+def rms_norm(x, weight, eps):
+    rows = wide(x)
+    return rows / np.sqrt((rows**2).mean(axis=1, keepdims=True) + eps) * wide(weight)
+
+
+def silu_mul(gate_up):
+    numbers = wide(gate_up)
+    width = numbers.shape[1] // 2
+    gate, up = numbers[:, :width], numbers[:, width:]
+    return gate / (1 + np.exp(-gate)) * up
+
+
+def rotate_head(head, angles_row):
+    """Turn pair (i, i + half) of one head by angle i."""
+    half = len(angles_row) // 2
+    turned = head.copy()
+    for pair in range(half):
+        cos, sin = angles_row[pair], angles_row[half + pair]
+        a, b = head[pair], head[half + pair]
+        turned[pair], turned[half + pair] = a * cos - b * sin, b * cos + a * sin
+    return turned
+
+
+def rotate_and_cache(qkv, positions, cos_sin, k_cache, v_cache, slots, q_norm, k_norm, eps):
+    """Queries, and both caches as they are afterwards."""
+    _, kv_heads, block_tokens, width = k_cache.shape
+    rows, angles = wide(qkv), wide(cos_sin)
+    keys, values = wide(k_cache).copy(), wide(v_cache).copy()
+    heads = rows.shape[1] // width - 2 * kv_heads
+    queries = np.zeros((len(rows), heads, width))
+    for token, row in enumerate(rows):
+        split = row.reshape(-1, width)
+        at = angles[int(positions[token])]
+        for head in range(heads + kv_heads):
+            weight = q_norm if head < heads else k_norm
+            vector = split[head]
+            if weight is not None:
+                vector = vector / np.sqrt((vector**2).mean() + eps) * wide(weight)
+            vector = rotate_head(vector, at)
+            slot = int(slots[token])
+            if head < heads:
+                queries[token, head] = vector
+            elif slot >= 0:
+                place = (slot // block_tokens, head - heads, slot % block_tokens)
+                keys[place], values[place] = vector, split[head + kv_heads]
+    return queries, keys, values
+
+
+def paged_attention(q, k_cache, v_cache, table, lengths, starts, prefill_requests, scale, window):
+    del prefill_requests
+    queries, keys, values = wide(q), wide(k_cache), wide(v_cache)
+    block_tokens = keys.shape[2]
+    groups = queries.shape[1] // keys.shape[1]
+    out = np.zeros_like(queries)
+    for request, length in enumerate(lengths.tolist()):
+        begin, end = starts[request].item(), starts[request + 1].item()
+        for row in range(begin, end):
+            position = length - (end - row)
+            first = max(0, position - window + 1) if window else 0
+            seen = range(first, position + 1)
+            places = [(table[request, at // block_tokens].item(), at % block_tokens) for at in seen]
+            for head in range(queries.shape[1]):
+                k = np.array([keys[block, head // groups, at] for block, at in places])
+                v = np.array([values[block, head // groups, at] for block, at in places])
+                scores = k @ queries[row, head] * scale
+                shares = np.exp(scores - scores.max())
+                out[row, head] = shares @ v / shares.sum()
+    return out
+
+
+def linear(x, weight):
+    return wide(x) @ wide(weight.dense(torch.float32)).T
