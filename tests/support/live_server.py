@@ -136,7 +136,14 @@ def serving_engine(connect: Connect, *, wait: bool = True, **config: Any) -> Ite
 
     async def serve() -> None:
         loops.append(asyncio.get_running_loop())
-        settings = uvicorn.Config(app, log_config=None, lifespan="on", timeout_graceful_shutdown=2)
+        settings = uvicorn.Config(
+            app,
+            log_config=None,
+            lifespan="on",
+            timeout_graceful_shutdown=2,
+            # Longer than clients keep theirs, so that none is closed as it is used again.
+            timeout_keep_alive=75,
+        )
         servers.append(uvicorn.Server(settings))
         await servers[0].serve(sockets=[listening])
 
