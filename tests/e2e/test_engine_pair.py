@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 
 import pytest
 
@@ -127,8 +128,8 @@ def test_an_engine_process_that_finds_a_truncated_file_says_which(tmp_path):
 
 
 def test_a_cache_too_small_for_one_request_is_refused_by_the_engine_process(folder):
-    options = OPTIONS | {"kv_cache_memory_bytes": "auto", "num_blocks_override": 4}
-    config = configure(EngineOptions(model=str(folder), max_model_len=512, **options))
+    config = configure(EngineOptions(model=str(folder), max_model_len=512, **OPTIONS))
+    config = replace(config, cache=replace(config.cache, blocks=4))
 
     with pytest.raises(OptionError, match=r"max_model_len.*num_blocks_override"):
         asyncio.run(start_and_close(config))
