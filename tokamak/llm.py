@@ -37,6 +37,7 @@ from tokamak.engine.core_face import CoreFace
 from tokamak.engine.messages import AddRequest, EngineStats, RequestUpdate
 from tokamak.engine.outputs import OutputStream
 from tokamak.errors import EngineError, RequestError, TemplateError
+from tokamak.sampling.grammar import check_structured
 from tokamak.text.chat_template import ChatTemplate
 from tokamak.text.tokenizer import Tokenizer
 
@@ -278,6 +279,8 @@ class LLM:
         priority: int = 0,
         cache_salt: str = "",
     ) -> GenerationRequest:
+        if params.structured is not None:
+            check_structured(params.structured, field="structured")
         self._serial += 1
         return GenerationRequest(
             request_id=str(self._serial),

@@ -41,6 +41,9 @@ ENGINE_WATCH_S = 1.0
 
 MOST_SIGNALS = 2
 
+KEEP_ALIVE_S = 75
+"""How long an idle connection stays open: longer than clients keep theirs, so that it is they who close it."""
+
 CLOSE_TIMEOUT_S = 5
 """After the drain: how long uvicorn waits for connections that are still open."""
 
@@ -89,6 +92,7 @@ class Serving:
                 server_header=False,
                 lifespan="on",
                 timeout_graceful_shutdown=CLOSE_TIMEOUT_S,
+                timeout_keep_alive=KEEP_ALIVE_S,
             )
         )
 

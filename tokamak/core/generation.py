@@ -78,7 +78,7 @@ class GenerationEvent:
     """One per token id if asked for, else None."""
     finish_reason: FinishReason | None
     stop_reason: str | int | None
-    """The stop string or stop token id that ended it."""
+    """The client's stop string or stop token id that ended it; None for end of sequence."""
     usage: Usage
     timings: Timings
     prompt_ids: tuple[int, ...] = ()

@@ -239,8 +239,16 @@ def _update(progress: Progress) -> RequestUpdate:
         stop_id=progress.stop_id,
         cached_tokens=max(0, request.cached_tokens),
         error=row.error,
-        error_kind="request" if row.error else "",
+        error_kind=_fault(progress),
+        error_field="response_format" if row.error and request.params.structured else "",
     )
+
+
+def _fault(progress: Progress) -> str:
+    """Whose fault a failed row is: a grammar is the client's, anything else is ours."""
+    if not progress.row.error:
+        return ""
+    return "request" if progress.request.params.structured else "engine"
 
 
 def _position(entry: TokenLogprobs) -> PositionLogprobs:

@@ -54,7 +54,7 @@ class FrontEnd(EngineClient):
         """Makes engine ids unique: a client may use its id again while old news is under way."""
         self._idle = asyncio.Event()
         self._idle.set()
-        self._stats = EngineStats()
+        self._stats = EngineStats(free_blocks=info.total_blocks, total_blocks=info.total_blocks)
         self._draining = False
         self._failure: str | None = None
         self._heard_s = self._token_s = time.monotonic()

@@ -126,7 +126,8 @@ class OutputStream:
         if self._stops.matched is not None:
             self._stop_at_string()
             return text
-        self.finish_reason, self.stop_reason = reason, stop_id
+        self.finish_reason = reason
+        self.stop_reason = stop_id if stop_id in self._params.stop_token_ids else None
         return text + self._stops.finish()
 
     def _stop_at_string(self) -> None:

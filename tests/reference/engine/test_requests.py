@@ -13,8 +13,8 @@ import pytest
 
 from tests.support.oracle import Oracle
 from tests.support.tiny import VOCAB_TOKENS, write_checkpoint
-from tokamak.core.request import FinishReason, SamplingParams
-from tokamak.errors import ContextLengthError, RequestError
+from tokamak.core.request import FinishReason, SamplingParams, StructuredOutput
+from tokamak.errors import ContextLengthError, GrammarError, RequestError
 from tokamak.llm import LLM
 
 BLOCK = 16
@@ -350,3 +350,14 @@ def test_fifty_steps_of_arrivals_ends_cuts_and_preemptions_match_the_oracle(make
     assert llm.stats().preemptions > 0
     expected = [oracle.generate(p, n).token_ids for p, n in zip(prompts, lengths, strict=True)]
     assert token_ids(outputs) == expected
+
+
+def test_a_schema_that_cannot_be_compiled_is_refused_before_anything_runs(make_llm):  # case 2
+    llm = make_llm()
+    bad = StructuredOutput(kind="json_schema", value='{"type": "objekt"}')
+
+    with pytest.raises(GrammarError, match="objekt") as caught:
+        llm.generate(ids(4, 1), SamplingParams(structured=bad))
+
+    assert caught.value.field == "structured"
+    assert llm.stats().steps == 0

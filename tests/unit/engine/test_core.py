@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from types import SimpleNamespace
 
+import msgspec
 import pytest
 
 from tests.support.factory import END_ID, a_result, cache_groups
@@ -15,7 +17,7 @@ from tokamak.config.engine import (
     ModelFacts,
     SchedulerConfig,
 )
-from tokamak.core.request import FinishReason, SamplingParams
+from tokamak.core.request import FinishReason, SamplingParams, StructuredOutput
 from tokamak.engine.core import EngineCore
 from tokamak.engine.messages import AddRequest
 
@@ -30,6 +32,7 @@ class ScriptedExecutor:
             groups=cache_groups(), memory=memory, build=build, load_s={"weights": 1.0}
         )
         self.token_id = 7
+        self.error = ""
         self.log: list[tuple[str, int]] = []
         self._fails_at = fails_at
 
@@ -41,7 +44,9 @@ class ScriptedExecutor:
         self.log.append(("take", plan.seq))
         if plan.seq == self._fails_at:
             raise ArithmeticError("the device said no")
-        return a_result(plan, self.token_id)
+        result = a_result(plan, self.token_id)
+        rows = tuple(replace(row, error=self.error) for row in result.rows)
+        return replace(result, rows=rows)
 
     def close(self) -> None:
         self.log.append(("close", -1))
@@ -250,3 +255,21 @@ def test_cached_tokens_are_told_with_the_first_update(prompt: int):
     (update,) = run_out(core)
 
     assert update.cached_tokens == (prompt - 1) // 4 * 4
+
+
+@pytest.mark.parametrize(
+    ("structured", "kind", "field"),
+    [
+        (StructuredOutput(kind="regex", value="a"), "request", "response_format"),
+        (None, "engine", ""),
+    ],
+)
+def test_a_failed_row_is_the_clients_fault_only_with_a_grammar(structured, kind, field):
+    executor = ScriptedExecutor()
+    executor.error = "no"
+    core = a_core(executor)
+    core.add(msgspec.structs.replace(an_add(), params=SamplingParams(structured=structured)))
+
+    (update,) = run_out(core)
+
+    assert (update.error, update.error_kind, update.error_field) == ("no", kind, field)

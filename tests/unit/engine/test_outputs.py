@@ -155,7 +155,7 @@ def test_the_stop_token_is_among_the_ids_and_not_in_the_text():
     assert joined.text == "AB"
     assert joined.ids == (65, 66, EOS_ID)
     assert joined.last.usage.completion_tokens == len(joined.logprobs) == 3
-    assert (joined.last.finish_reason, joined.last.stop_reason) == (FinishReason.STOP, EOS_ID)
+    assert (joined.last.finish_reason, joined.last.stop_reason) == (FinishReason.STOP, None)
 
 
 def test_the_stop_token_is_in_the_text_when_asked_for():
