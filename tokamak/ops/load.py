@@ -14,6 +14,7 @@ BACKEND_MODULES = {
     "llvmlite": (
         "tokamak.ops.activation.llvm",
         "tokamak.ops.linear.llvm",
+        "tokamak.ops.linear.llvm_int16",
         "tokamak.ops.norm.llvm",
         "tokamak.ops.paged_attention.llvm",
         "tokamak.ops.rope.llvm",

@@ -23,6 +23,7 @@ MEMORY_TYPES = {
     "f16": (F16, 2),
     "bf16": (I16, 2),
     "u8": (I8, 1),
+    "i16": (I16, 2),
     "i32": (I32, 4),
     "i64": (I64, 8),
 }
@@ -271,6 +272,10 @@ class Kernel:
         """A vector of float32 zeros."""
         return Num(self.builder, constant(ir.VectorType(F32, lanes or self.lanes), 0.0))
 
+    def whole_zeros(self) -> Num:
+        """A vector of int32 zeros."""
+        return Num(self.builder, constant(ir.VectorType(I32, self.lanes), 0))
+
     def spread(self, number: Num, lanes: int | None = None) -> Num:
         """A vector with the same number in every lane."""
         kind = ir.VectorType(number.value.type, lanes or self.lanes)
@@ -381,6 +386,22 @@ class Kernel:
     def fma(self, a: Num, b: Num, c: Num) -> Num:
         """A * b + c, rounded once."""
         return self.call("llvm.fma", a, b, c)
+
+    def pair_dot(self, total: Num, a: Num, b: Num) -> Num:
+        """Add a.low * b.low + a.high * b.high to every int32 lane; halves are signed 16-bit numbers.
+
+        One or two instructions on x86 with AVX2; there is no such form elsewhere.
+        """
+        lanes = total.value.type.count
+        name = {4: "llvm.x86.sse2.pmadd.wd", 8: "llvm.x86.avx2.pmadd.wd"}.get(
+            lanes, "llvm.x86.avx512.pmaddw.d.512"
+        )
+        halves, words = ir.VectorType(I16, 2 * lanes), ir.VectorType(I32, lanes)
+        function = self.module.globals.get(name) or ir.Function(
+            self.module, ir.FunctionType(words, [halves, halves]), name
+        )
+        split = [self.builder.bitcast(each.value, halves) for each in (a, b)]
+        return total + Num(self.builder, self.builder.call(function, split))
 
     def call(self, intrinsic: str, *arguments: Num) -> Num:
         """A float intrinsic of LLVM that keeps the type, such as `llvm.sqrt`."""

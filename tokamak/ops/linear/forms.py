@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Literal, Protocol
 
 import torch
 from torch import Tensor
@@ -39,8 +39,8 @@ class Form:
     make: Callable[[Weight, torch.dtype], PackedLinear]
     """Packs a weight for rows of a dtype."""
     accepts: Callable[[Weight, torch.dtype, DeviceFacts], bool]
-    exact: bool
-    """Whether it computes with the weight as stored."""
+    rounds: Literal["nothing", "rows", "weights"] = "nothing"
+    """What it rounds beyond the weight as stored and the rows' own dtype."""
 
 
 FORMS: list[Form] = []
@@ -137,10 +137,9 @@ FORMS += [
         "onednn",
         lambda weight, dtype: OneDnnLinear(weight.dense(dtype)),
         OneDnnLinear.accepts,
-        exact=True,
     ),
-    Form("int4pack", lambda weight, dtype: Int4Linear(weight), Int4Linear.accepts, exact=False),
     Form(
-        "dense", lambda weight, dtype: DenseLinear(weight.dense(dtype)), lambda *_: True, exact=True
+        "int4pack", lambda weight, dtype: Int4Linear(weight), Int4Linear.accepts, rounds="weights"
     ),
+    Form("dense", lambda weight, dtype: DenseLinear(weight.dense(dtype)), lambda *_: True),
 ]

@@ -30,8 +30,8 @@ def pack_linear(
 ) -> PackedLinear:
     """Pack a [out, in] weight for products with rows of `dtype`.
 
-    exact: only forms that compute with the weight as stored, in float32. head: the vocabulary head,
-    which keeps at least 8 bits. prefer: a form by name.
+    exact: only forms that round nothing on the way. head: the vocabulary head, whose weight is never
+    rounded. prefer: a form by name.
 
     Raises:
         NoBackendError: the preferred form does not exist or does not fit.
@@ -55,11 +55,11 @@ def forms_for(
     weight: Weight, *, dtype: torch.dtype, exact: bool, facts: DeviceFacts, head: bool
 ) -> dict[str, Form]:
     """Every form a weight may take here, by name, the most trusted first."""
-    lossless = exact or head
+    refused = {"rows", "weights"} if exact else {"weights"} if head else set[str]()
     return {
         form.name: form
         for form in FORMS
-        if (form.exact or not lossless) and form.accepts(weight, dtype, facts)
+        if form.rounds not in refused and form.accepts(weight, dtype, facts)
     }
 
 

@@ -45,9 +45,7 @@ def _make(name: str, sizes: Sizes, dtype: torch.dtype) -> tuple[object, ...]:
         blocks = -(-length // sizes.block_tokens)
         table[row, :blocks] = torch.tensor([free.pop() for _ in range(blocks)])
         if length % sizes.block_tokens:
-            caches[table[row, blocks - 1].item(), :, :, length % sizes.block_tokens :] = float(
-                "nan"
-            )
+            caches[int(table[row, blocks - 1]), :, :, length % sizes.block_tokens :] = float("nan")
     return (
         q, caches[:, 0], caches[:, 1], table, torch.tensor(lengths, dtype=torch.int32), starts,
         len(sizes.prefill), sizes.head_dim**-0.5, sizes.window,

@@ -13,7 +13,7 @@ from tokamak.ops.jit.available import fits
 from tokamak.ops.jit.compiler import KernelSource, Library, float_bits, threads_for
 from tokamak.ops.jit.language import Kernel, Num, Pointer
 from tokamak.ops.jit.torch_kinds import KINDS, rows_of
-from tokamak.ops.norm.llvm import root_scale
+from tokamak.ops.norm import llvm as norm_kernels
 from tokamak.ops.rope.reference import rotate_and_cache
 
 (
@@ -48,7 +48,7 @@ def _kernel(kind: str) -> Callable[[Kernel], None]:
         def norm_and_turn(source: Pointer, weight: int, angles: Pointer, target: Pointer) -> None:
             is_normed = kernel.integer(weight) > 0
             with kernel.when(is_normed):
-                scale = root_scale(kernel, source, width, eps)
+                scale = norm_kernels.root_scale(kernel, source, width, eps)
                 factors = kernel.pointer(weight, kind)
 
                 def norm(at: Num, lanes: int) -> None:
@@ -89,7 +89,7 @@ def _kernel(kind: str) -> Callable[[Kernel], None]:
 def kernels() -> dict[torch.dtype, Callable[..., None]]:
     """The compiled calls, by dtype."""
     sources = [KernelSource(f"rotate_{kind}", PARAMETERS, _kernel(kind)) for kind in KINDS.values()]
-    library = Library("rope", [Path(__file__)], sources)
+    library = Library("rope", [Path(__file__), Path(norm_kernels.__file__)], sources)
     return {dtype: library.function(f"rotate_{kind}") for dtype, kind in KINDS.items()}
 
 
