@@ -38,7 +38,6 @@ from tokamak.ops.linear.panels import (
     PARAMETERS,
     ROWS,
     SCALES,
-    TILE_ROWS,
     X_STRIDE,
     Format,
     Panel,
