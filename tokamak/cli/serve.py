@@ -1,51 +1,37 @@
-"""How does a server come up and go down? `tokamak serve`: options to an engine process to HTTP.
+"""What does `tokamak serve` do first? Options, the address, the engine process; then HTTP is loaded beside it.
 
-The port is taken first, so a wrong setting is told within a second; `/health/live` answers while the model loads.
-SIGTERM or Ctrl-C drains: new requests are refused, running ones may end; a second signal ends those, a third leaves at
-once. A server whose engine died exits, for a supervisor to restart it.
+The address is taken first, so a wrong setting is told within a second. The engine process starts before the web
+framework is imported: both take about as long, and a model is served that much sooner.
 """
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
-import errno
-import logging
-import signal
+import importlib
 import socket
-import stat
 import sys
-import time
-from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Protocol, cast
 
-import uvicorn
-from fastapi import FastAPI
-
+from tokamak.cli.address import bind
 from tokamak.cli.flags import Parser, add_options, read_options
 from tokamak.config.engine import EngineConfig, ServerConfig
 from tokamak.config.options import ServeOptions
 from tokamak.config.settle import settle_server
-from tokamak.engine.client import EngineClient
 from tokamak.engine.configure import configure
-from tokamak.engine.process_client import start_engine
-from tokamak.errors import OptionError, TokamakError
-from tokamak.server.app import create_app
+from tokamak.engine.launch import EngineProcess
 from tokamak.telemetry.log import set_up_logging
 
-logger = logging.getLogger(__name__)
 
-BACKLOG = 2048
+class _ServingModule(Protocol):
+    """What `tokamak.cli.serving` offers."""
 
-ENGINE_WATCH_S = 1.0
-
-MOST_SIGNALS = 2
-
-KEEP_ALIVE_S = 75
-"""How long an idle connection stays open: longer than clients keep theirs, so that it is they who close it."""
-
-CLOSE_TIMEOUT_S = 5
-"""After the drain: how long uvicorn waits for connections that are still open."""
+    def serve(
+        self,
+        process: EngineProcess,
+        engine_config: EngineConfig,
+        server_config: ServerConfig,
+        listening: socket.socket,
+    ) -> int: ...
 
 
 def run(arguments: list[str]) -> int:
@@ -62,207 +48,20 @@ def run(arguments: list[str]) -> int:
     listening = bind(server_config)
     try:
         engine_config = configure(options, progress=sys.stderr.isatty())
-        return Serving(engine_config, server_config, listening).run()
+        return _serve(engine_config, server_config, listening)
     finally:
         listening.close()
         if server_config.uds is not None:
             Path(server_config.uds).unlink(missing_ok=True)
 
 
-class Serving:
-    """One server from start to end."""
-
-    def __init__(
-        self, engine_config: EngineConfig, server_config: ServerConfig, listening: socket.socket
-    ) -> None:
-        self._engine_config = engine_config
-        self._config = server_config
-        self._socket = listening
-        self._client: EngineClient | None = None
-        self._failure: TokamakError | None = None
-        self._started_s = time.monotonic()
-        self._stopping: asyncio.Task[None] | None = None
-        self._signals = 0
-        app: FastAPI = create_app(self._connect, server_config)
-        self._server = _Uvicorn(
-            uvicorn.Config(
-                app,
-                log_config=None,
-                access_log=False,
-                server_header=False,
-                lifespan="on",
-                timeout_graceful_shutdown=CLOSE_TIMEOUT_S,
-                timeout_keep_alive=KEEP_ALIVE_S,
-            )
-        )
-
-    def run(self) -> int:
-        """Serve; returns the exit status."""
-        with asyncio.Runner(loop_factory=self._server.config.get_loop_factory()) as runner:
-            runner.run(self._serve())
-        if self._failure is None:
-            return 0
-        return 2 if isinstance(self._failure, OptionError) else 1
-
-    async def _serve(self) -> None:
-        loop = asyncio.get_running_loop()
-        with _signals(loop, self._stop):
-            logger.info("listening on %s; loading %s", address(self._socket), self._model_name)
-            watch = asyncio.create_task(self._watch_engine())
-            try:
-                await self._server.serve(sockets=[self._socket])
-            finally:
-                watch.cancel()
-
-    async def _connect(self) -> EngineClient:
-        """Start the engine; a failure ends the server, since nothing can be served."""
-        try:
-            self._client = await start_engine(self._engine_config)
-        except TokamakError as error:
-            self._failure = error
-            self._server.should_exit = True
-            raise
-        seconds = time.monotonic() - self._started_s
-        logger.info("%s is ready after %.1f s", self._model_name, seconds)
-        return self._client
-
-    @property
-    def _model_name(self) -> str:
-        return self._engine_config.model.served_names[0]
-
-    def _stop(self) -> None:
-        """A signal came: drain; at the second one end what runs; at the third leave at once."""
-        self._signals += 1
-        if self._signals > MOST_SIGNALS:
-            self._server.force_exit = True
-            return
-        if self._stopping is not None:
-            self._stopping.cancel()
-        timeout_s = self._config.drain_timeout_s if self._signals == 1 else 0.0
-        self._stopping = asyncio.get_running_loop().create_task(self._drain(timeout_s))
-
-    async def _drain(self, timeout_s: float) -> None:
-        if self._client is not None:
-            running = self._client.health().unfinished_requests
-            logger.info("draining %d requests for at most %.0f s", running, timeout_s)
-            if not await self._client.drain(timeout_s):
-                logger.warning("the time to drain is over; what still runs is ended")
-                # Their answers end with `abort`, so no client waits on a dead connection.
-                await self._client.close()
-        self._server.should_exit = True
-
-    async def _watch_engine(self) -> None:
-        while True:
-            await asyncio.sleep(ENGINE_WATCH_S)
-            if self._client is None or self._stopping is not None:
-                continue
-            health = self._client.health()
-            if not health.alive:
-                logger.critical("the engine is gone, so the server ends: %s", health.failure)
-                self._failure = TokamakError(health.failure or "the engine is gone")
-                self._server.should_exit = True
-                return
-
-
-class _Uvicorn(uvicorn.Server):
-    """uvicorn without its signal handlers: it would close connections where we drain first."""
-
-    @contextlib.contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        """Leave signals to `Serving`."""
-        yield
-
-
-@contextlib.contextmanager
-def _signals(loop: asyncio.AbstractEventLoop, stop: Callable[[], None]) -> Iterator[None]:
-    handled = (signal.SIGTERM, signal.SIGINT)
-    for number in handled:
-        loop.add_signal_handler(number, stop)
+def _serve(
+    engine_config: EngineConfig, server_config: ServerConfig, listening: socket.socket
+) -> int:
+    """Start the engine process, then import the server and run it; returns the exit status."""
+    process = EngineProcess(engine_config)
     try:
-        yield
+        serving = cast("_ServingModule", importlib.import_module("tokamak.cli.serving"))
+        return serving.serve(process, engine_config, server_config, listening)
     finally:
-        for number in handled:
-            loop.remove_signal_handler(number)
-
-
-def bind(config: ServerConfig) -> socket.socket:
-    """Take the address that the server will listen on.
-
-    Raises:
-        OptionError: it is taken, or not ours to take; the message has one that is free.
-    """
-    if config.uds is not None:
-        return _bind_unix(config.uds)
-    try:
-        family, _, _, _, _ = socket.getaddrinfo(
-            config.host, config.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
-        )[0]
-        return _bind_tcp(family, config.host, config.port)
-    except OSError as error:
-        if error.errno == errno.EADDRINUSE:
-            free = _free_port_after(config)
-            raise OptionError(
-                f"port is {config.port}, where something listens already on host {config.host}",
-                hint=f"use port={free}" if free else "use another port",
-            ) from None
-        raise OptionError(
-            f"host is {config.host!r} and port is {config.port}; the system cannot listen there: "
-            f"{error.strerror or error}",
-            hint="use host=127.0.0.1 and a port above 1023",
-        ) from None
-
-
-def _bind_tcp(family: int, host: str, port: int) -> socket.socket:
-    made = socket.socket(family, socket.SOCK_STREAM)
-    try:
-        made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        made.bind((host, port))
-        # uvicorn listens again with its own backlog; listening here makes the port ours from now on.
-        made.listen(BACKLOG)
-    except OSError:
-        made.close()
-        raise
-    return made
-
-
-def _free_port_after(config: ServerConfig) -> int | None:
-    for port in range(config.port + 1, min(config.port + 50, 65536)):
-        with contextlib.suppress(OSError), _bind_tcp(socket.AF_INET, config.host, port):
-            return port
-    return None
-
-
-def _bind_unix(path: str) -> socket.socket:
-    """A socket file; one that a dead server left behind is replaced."""
-    place = Path(path)
-    if place.exists() and not stat.S_ISSOCK(place.stat().st_mode):
-        raise OptionError(
-            f"uds is {path!r}, which is a file and no socket", hint="use another path"
-        )
-    if place.exists():
-        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
-            try:
-                probe.connect(path)
-            except ConnectionRefusedError:
-                place.unlink()
-            else:
-                raise OptionError(
-                    f"uds is {path!r}, where something listens already", hint="use another path"
-                )
-    made = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    try:
-        made.bind(path)
-        made.listen(BACKLOG)
-    except OSError as error:
-        made.close()
-        raise OptionError(f"uds is {path!r}; the system cannot listen there: {error}") from None
-    return made
-
-
-def address(listening: socket.socket) -> str:
-    """Where clients find a socket, as they would write it."""
-    name = listening.getsockname()
-    if isinstance(name, str):
-        return f"unix:{name}"
-    host = f"[{name[0]}]" if ":" in name[0] else name[0]
-    return f"http://{host}:{name[1]}"
+        process.kill()

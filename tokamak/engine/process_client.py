@@ -100,6 +100,7 @@ class ProcessClient(FrontEnd):
 async def start_engine(
     config: EngineConfig,
     *,
+    process: EngineProcess | None = None,
     module: str = ENGINE_MODULE,
     load: Callable[[ModelConfig], tuple[Tokenizer, ChatTemplate | None]] = load_text,
 ) -> ProcessClient:
@@ -107,6 +108,7 @@ async def start_engine(
 
     Args:
         config: what to load.
+        process: one that was started with this config, or None to start it now.
         module: the engine process' module, run with `python -m`.
         load: reads the tokenizer and chat template, on another thread, while the model loads.
 
@@ -114,7 +116,7 @@ async def start_engine(
         OptionError, ModelError, NoBackendError: what the engine found wrong while it loaded.
         EngineError: it failed for another reason; its output has more.
     """
-    process = EngineProcess(config, module=module)
+    process = process or EngineProcess(config, module=module)
     try:
         tokenizer, template = await asyncio.to_thread(load, config.model)
         ready = await process.wait_ready()
