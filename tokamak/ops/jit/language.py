@@ -417,6 +417,32 @@ class Kernel:
         """The sum of a vector's lanes, halving it again and again."""
         return self._fold(vector, lambda a, b: a + b)
 
+    def sum_each(self, vectors: list[Num]) -> Num:
+        """The sums of as many vectors as a vector has lanes: lane i is the sum of vector i.
+
+        Pairs of vectors are added at shrinking distances, so that every step works on whole vectors.
+        """
+        lanes = len(vectors)
+        seats = [[at] * lanes for at in range(lanes)]
+        steps = _fold_steps(lanes)
+        for low, _ in steps:
+            seats = [
+                [(a + b)[at] for at in low] for a, b in zip(seats[::2], seats[1::2], strict=True)
+            ]
+        parts = list(vectors)
+        for lane, slot in enumerate(seats[0]):
+            parts[slot] = vectors[lane]
+        for low, high in steps:
+            parts = [
+                self._choose(a, b, low) + self._choose(a, b, high)
+                for a, b in zip(parts[::2], parts[1::2], strict=True)
+            ]
+        return parts[0]
+
+    def _choose(self, a: Num, b: Num, lanes: list[int]) -> Num:
+        mask = ir.Constant(ir.VectorType(I32, len(lanes)), lanes)
+        return Num(self.builder, self.builder.shuffle_vector(a.value, b.value, mask))
+
     def most_lane(self, vector: Num) -> Num:
         """The largest of a vector's lanes."""
         return self._fold(vector, lambda a, b: a.most(b))
@@ -457,6 +483,28 @@ def constant(kind: ir.Type, number: Number) -> ir.Constant:
     if isinstance(kind, ir.VectorType):
         return ir.Constant(kind, [constant(kind.element, number)] * kind.count)
     return ir.Constant(kind, float(number) if kind in (F32, F16) else int(number))
+
+
+def _fold_steps(lanes: int) -> list[tuple[list[int], list[int]]]:
+    """Which lanes of two vectors, one after the other, are added to which, for `Kernel.sum_each`.
+
+    Far lanes first; the last two steps stay inside groups of four lanes, which shuffle in one instruction.
+    """
+    steps = []
+    distance = lanes // 2
+    while distance >= 4:
+        low = [at if not at & distance else lanes + at - distance for at in range(lanes)]
+        steps.append((low, [at + distance for at in low]))
+        distance //= 2
+    for offsets, other in (((0, 1), 2), ((0, 2), 1)):
+        low = [
+            side + group + offset
+            for group in range(0, lanes, 4)
+            for side in (0, lanes)
+            for offset in offsets
+        ]
+        steps.append((low, [at + other for at in low]))
+    return steps
 
 
 def _nearest_bf16(number: Num) -> Num:

@@ -1,7 +1,8 @@
 """Paged attention in LLVM: one kernel for rows with one query, one for prompt chunks.
 
-Decode: a work item is one request and one key head; all its query heads share each cached row that is
-read. Scores of all positions first, then one softmax, then the weighted sum of the values.
+Decode: a work item is one request and one key head, or all of them where there are many requests, so that
+memory is read from front to back; query heads share each cached row that is read. Scores of all positions
+first, then one softmax, then the sum of the values by their shares.
 
 Prefill: a work item is one request, one key head and a tile of query rows (token and query head folded),
 one row per vector lane, so that softmax needs no sum across lanes. Positions come in chunks of 128
@@ -31,6 +32,8 @@ from tokamak.ops.paged_attention.reference import paged_attention
 PARAMETERS = 23
 CHUNK_TOKENS = 128
 TILE_KEYS = 4
+WHOLE_REQUESTS = 4
+"""Decode requests per thread from which a thread takes all key heads of one: they lie side by side."""
 NEVER = -1e30
 """A score no key reaches; finite, so that differences of two are not NaN."""
 
@@ -56,7 +59,8 @@ class Rows:
 
     def __init__(self, kernel: Kernel, kind: str, cache: int, request: Num, head: Num) -> None:
         self._kernel = kernel
-        self._base = kernel.pointer(cache, kind)[head * kernel.integer(cache + 2)]
+        self.head = kernel.integer(cache + 2)
+        self._base = kernel.pointer(cache, kind)[head * self.head]
         self._block = kernel.integer(cache + 1)
         self.row = kernel.integer(cache + 3)
         self._table = kernel.pointer(TABLE, "i32")[request * kernel.integer(TABLE_STRIDE)]
@@ -68,112 +72,141 @@ class Rows:
 
 def _decode(shape: Shape) -> Callable[[Kernel], None]:
     def write(kernel: Kernel) -> None:
-        lanes = kernel.lanes
-        parts = shape.head_dim // lanes
+        lanes, groups, head_dim = kernel.lanes, shape.groups, shape.head_dim
         kv_heads, block_tokens = kernel.integer(KV_HEADS), kernel.integer(BLOCK_TOKENS)
         scale, window = kernel.real(SCALE), kernel.integer(WINDOW)
-        first = kernel.integer(FIRST)
+        first, share = kernel.integer(FIRST), kernel.integer(TILES)
         stride = kernel.integer(SCORES_STRIDE)
-        scores = kernel.pointer(SCORES, "f32")[kernel.thread() * stride * shape.groups]
-        queries = kernel.scratch(shape.groups * shape.head_dim)
+        of_thread = (stride + head_dim) * groups * share
+        own = kernel.pointer(SCORES, "f32")[kernel.thread() * of_thread]
+        width = groups * head_dim
         starts = kernel.pointer(STARTS, "i32")
-        with kernel.items((kernel.integer(REQUESTS) - first) * kv_heads) as item:
-            request, head = item / kv_heads + first, item % kv_heads
+        parts_of_request = (kv_heads + share - 1) / share
+        with kernel.items((kernel.integer(REQUESTS) - first) * parts_of_request) as item:
+            request = item / parts_of_request + first
+            head = item % parts_of_request * share
+            heads = share.least(kv_heads - head)
             query = starts[request].load().to_int()
             with kernel.when(query < starts[request + 1].load().to_int()):
                 length = kernel.pointer(LENGTHS, "i32")[request].load().to_int()
                 begin = (window > 0).where((length - window).most(0), kernel.int(0))
-                row = (query * kv_heads + head) * (shape.groups * shape.head_dim)
-                source, target = (
-                    kernel.pointer(Q, shape.kind)[row],
-                    kernel.pointer(OUT, shape.kind)[row],
-                )
-                with kernel.loop(0, shape.groups * shape.head_dim, lanes) as at:
+                blocks = (begin / block_tokens, (length - 1) / block_tokens + 1)
+                at_query = (query * kv_heads + head) * width
+                source = kernel.pointer(Q, shape.kind)[at_query]
+                target = kernel.pointer(OUT, shape.kind)[at_query]
+                queries, scores = own, own[heads * width]
+                with kernel.loop(0, heads * width, lanes) as at:
                     queries[at].store(source[at].load(lanes) * kernel.spread(scale))
                 keys = Rows(kernel, shape.kind, K_CACHE, request, head)
                 values = Rows(kernel, shape.kind, V_CACHE, request, head)
-
-                def each_row(rows: Rows, use: Callable[[Num, Pointer], None]) -> None:
-                    with kernel.loop(
-                        begin / block_tokens, (length - 1) / block_tokens + 1
-                    ) as block:
-                        base = block * block_tokens
-                        place = rows.block(block)
-                        low, high = base.most(begin), (base + block_tokens).least(length)
-                        with kernel.loop(low, high) as position:
-                            use(position, place[(position - base) * rows.row])
-
-                for some in _in_chunks(shape.groups, 4):
-
-                    def score(position: Num, place: Pointer, some: range = some) -> None:
-                        sums = {group: kernel.zeros() for group in some}
-                        for part in range(parts):
-                            key = place[part * lanes].load(lanes)
-                            for group in some:
-                                query = queries[group * shape.head_dim + part * lanes].load(lanes)
-                                sums[group] = kernel.fma(query, key, sums[group])
-                        for group in some:
-                            scores[stride * group + position].store(kernel.sum_lanes(sums[group]))
-
-                    each_row(keys, score)
-                shares = [
-                    _softmax(kernel, scores[stride * group + begin], length - begin)
-                    for group in range(shape.groups)
-                ]
-                width = 3 if host().registers == 16 else 6
-                for some in _in_chunks(shape.groups, 4):
-                    for some_parts in _in_chunks(parts, max(1, 4 * width // len(some))):
-                        sums = {
-                            (g, p): kernel.var(kernel.zeros()) for g in some for p in some_parts
-                        }
-
-                        def mix(
-                            position: Num,
-                            place: Pointer,
-                            sums: dict = sums,
-                            some: range = some,
-                            some_parts: range = some_parts,
-                        ) -> None:
-                            weights = {
-                                g: kernel.spread(scores[stride * g + position].load()) for g in some
-                            }
-                            for part in some_parts:
-                                value = place[part * lanes].load(lanes)
-                                for group in some:
-                                    total = sums[group, part]
-                                    total.set(kernel.fma(weights[group], value, total.now))
-
-                        each_row(values, mix)
-                        for (group, part), total in sums.items():
-                            place = target[group * shape.head_dim + part * lanes]
-                            place.store(total.now * kernel.spread(shares[group]))
+                with kernel.loop(*blocks) as block, kernel.loop(0, heads) as of:
+                    _score_block(
+                        kernel,
+                        shape,
+                        keys.block(block)[of * keys.head],
+                        keys.row,
+                        queries[of * width],
+                        scores[stride * groups * of + block * block_tokens],
+                    )
+                mixed = own
+                with kernel.loop(0, heads * width, lanes) as at:
+                    mixed[at].store(kernel.zeros())
+                with kernel.loop(0, heads * groups) as row:
+                    _softmax(kernel, scores[stride * row + begin], length - begin)
+                with kernel.loop(*blocks) as block, kernel.loop(0, heads) as of:
+                    base = block * block_tokens
+                    low, high = base.most(begin), (base + block_tokens).least(length)
+                    _mix_block(
+                        kernel,
+                        shape,
+                        values.block(block)[of * values.head + (low - base) * values.row],
+                        values.row,
+                        scores[stride * groups * of + low],
+                        high - low,
+                        mixed[of * width],
+                    )
+                with kernel.loop(0, heads * width, lanes) as at:
+                    target[at].store(mixed[at].load(lanes))
 
     return write
 
 
-def _softmax(kernel: Kernel, scores: Pointer, count: Num) -> Num:
-    """Turn scores into exp(score - largest); returns 1 / their sum."""
+def _score_block(
+    kernel: Kernel, shape: Shape, place: Pointer, row: Num, queries: Pointer, scores: Pointer
+) -> None:
+    """Scores of a whole block of keys with the query heads that share them."""
     lanes = kernel.lanes
-    whole = count / lanes * lanes
+    stride = kernel.integer(SCORES_STRIDE)
+    with kernel.loop(0, kernel.integer(BLOCK_TOKENS), lanes) as first:
+        keys = [place[row * (first + at)] for at in range(lanes)]
+        for group in range(shape.groups):
+            sums = [kernel.zeros() for _ in keys]
+            for part in range(0, shape.head_dim, lanes):
+                number = queries[group * shape.head_dim + part].load(lanes)
+                for at, key in enumerate(keys):
+                    sums[at] = kernel.fma(key[part].load(lanes), number, sums[at])
+            scores[stride * group + first].store(kernel.sum_each(sums))
+
+
+def _mix_block(
+    kernel: Kernel,
+    shape: Shape,
+    place: Pointer,
+    row: Num,
+    shares: Pointer,
+    count: Num,
+    mixed: Pointer,
+) -> None:
+    """Add a block's values, each times its share, to the sums of the query heads that share them."""
+    lanes = kernel.lanes
+    stride = kernel.integer(SCORES_STRIDE)
+    sums_in_registers = 12 if host().registers == 16 else 24
+    for some in _in_chunks(shape.groups, 4):
+        for parts in _in_chunks(shape.head_dim // lanes, sums_in_registers // len(some)):
+            places = {
+                (group, part): mixed[group * shape.head_dim + part * lanes]
+                for group in some
+                for part in parts
+            }
+            sums = {which: kernel.var(to.load(lanes)) for which, to in places.items()}
+            with kernel.loop(0, count) as at:
+                weights = {g: kernel.spread(shares[stride * g + at].load()) for g in some}
+                for part in parts:
+                    value = place[row * at + part * lanes].load(lanes)
+                    for group in some:
+                        total = sums[group, part]
+                        total.set(kernel.fma(weights[group], value, total.now))
+            for which, total in sums.items():
+                places[which].store(total.now)
+
+
+def _softmax(kernel: Kernel, scores: Pointer, count: Num) -> None:
+    """Turn scores into shares that sum to 1."""
     many, single = kernel.var(kernel.zeros() + NEVER), kernel.var(kernel.float(NEVER))
-    kernel.sweep(
-        count,
-        lambda at, n: (many if n > 1 else single).set(
-            (many if n > 1 else single).now.most(scores[at].load(n))
-        ),
-    )
+
+    def find_largest(at: Num, lanes: int) -> None:
+        largest = many if lanes > 1 else single
+        largest.set(largest.now.most(scores[at].load(lanes)))
+
+    kernel.sweep(count, find_largest)
     largest = kernel.most_lane(many.now).most(single.now)
-    total = kernel.var(kernel.zeros())
-    with kernel.loop(0, whole, lanes) as at:
-        power = kernel.exp(scores[at].load(lanes) - kernel.spread(largest))
+    totals, total = kernel.var(kernel.zeros()), kernel.var(kernel.float(0.0))
+
+    def raise_to_power(at: Num, lanes: int) -> None:
+        top = largest if lanes == 1 else kernel.spread(largest)
+        power = kernel.exp(scores[at].load(lanes) - top)
         scores[at].store(power)
-        total.set(total.now + power)
-    rest = kernel.var(kernel.float(0.0))
-    with kernel.loop(whole, count) as at:
-        power = kernel.exp(scores[at].load() - largest)
-        scores[at].store(power)
-        rest.set(rest.now + power)
-    return kernel.float(1.0) / (kernel.sum_lanes(total.now) + rest.now)
+        so_far = totals if lanes > 1 else total
+        so_far.set(so_far.now + power)
+
+    kernel.sweep(count, raise_to_power)
+    inverse = kernel.float(1.0) / (kernel.sum_lanes(totals.now) + total.now)
+
+    def divide(at: Num, lanes: int) -> None:
+        factor = inverse if lanes == 1 else kernel.spread(inverse)
+        scores[at].store(scores[at].load(lanes) * factor)
+
+    kernel.sweep(count, divide)
 
 
 def _prefill(shape: Shape) -> Callable[[Kernel], None]:
@@ -361,7 +394,7 @@ def _kernels_for(
     head_dim: int, groups: int, block_tokens: int, q: torch.dtype, k: torch.dtype, v: torch.dtype
 ) -> Kernels | None:
     """The kernels of these sizes and formats; None where none can be compiled."""
-    if not q == k == v or q not in KINDS or head_dim % host().lanes or block_tokens % TILE_KEYS:
+    if not q == k == v or q not in KINDS or head_dim % host().lanes or block_tokens % host().lanes:
         return None
     return kernels(Shape(head_dim, groups, KINDS[q]))
 
@@ -405,7 +438,8 @@ def llvm_paged_attention(
         tiles = -(-starts[prefill_requests] * groups // (2 * host().lanes))
         calls.prefill(threads, *common, 0, prefill_requests, tiles, 0, 0)
     if prefill_requests < requests:
-        most = block_table.shape[1] * block_tokens
-        scores = torch.empty(threads * groups * most)
-        calls.decode(threads, *common, prefill_requests, requests, 0, scores.data_ptr(), most)
+        share = 1 if requests - prefill_requests < WHOLE_REQUESTS * threads else kv_heads
+        stride = block_table.shape[1] * block_tokens
+        own = torch.empty(threads * groups * share * (stride + head_dim))
+        calls.decode(threads, *common, prefill_requests, requests, share, own.data_ptr(), stride)
     return out
