@@ -220,19 +220,16 @@ class Pointer:
 class Kernel:
     """A worker function under construction.
 
-    Each thread runs it with the same arguments: an array of 64-bit integers (addresses and sizes).
+    Each thread runs it with its number and the same array of 64-bit integers (addresses and sizes).
     The last argument is a counter that starts at 0 and deals out work items (`items`).
     """
 
-    def __init__(
-        self, module: ir.Module, name: str, parameters: int, lanes: int, *, threaded: bool
-    ) -> None:
-        kind = ir.FunctionType(ir.VoidType(), [POINTER])
+    def __init__(self, module: ir.Module, name: str, parameters: int, lanes: int) -> None:
+        kind = ir.FunctionType(ir.VoidType(), [POINTER, I64])
         self.function = ir.Function(module, kind, name)
         self.function.attributes.add("nounwind")
         self.module = module
         self.lanes = lanes
-        self.threaded = threaded
         self._parameters = parameters
         self._entry = self.function.append_basic_block("entry")
         body = self.function.append_basic_block("body")
@@ -370,12 +367,7 @@ class Kernel:
 
     def thread(self) -> Num:
         """The number of this thread among those that run the kernel, from 0."""
-        if not self.threaded:
-            return self.int(0)
-        function = self.module.globals.get("omp_get_thread_num") or ir.Function(
-            self.module, ir.FunctionType(I32, []), "omp_get_thread_num"
-        )
-        return Num(self.builder, self.builder.call(function, [])).to_int()
+        return Num(self.builder, self.function.args[1])
 
     # -- arithmetic
 

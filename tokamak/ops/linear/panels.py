@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 
 from tokamak.core.weight import DenseWeight, Weight
-from tokamak.ops.jit.compiler import host
 from tokamak.ops.jit.language import Kernel, Num, Pointer
+from tokamak.ops.jit.objects import host
 
 PANEL_VECTORS = 4
 FEW_ROWS = 4

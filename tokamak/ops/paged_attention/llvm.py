@@ -20,8 +20,9 @@ import torch
 from torch import Tensor
 
 from tokamak.ops.jit.available import fits
-from tokamak.ops.jit.compiler import KernelSource, Library, float_bits, host
+from tokamak.ops.jit.compiler import KernelSource, Library, float_bits
 from tokamak.ops.jit.language import I32, Kernel, Num, Pointer
+from tokamak.ops.jit.objects import host
 from tokamak.ops.jit.torch_kinds import KINDS
 from tokamak.ops.paged_attention.reference import paged_attention
 
