@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from tokamak.core.request import SamplingParams, StructuredOutput
+from tokamak.device.openmp import let_threads_sleep
 from tokamak.errors import TokamakError
 
 if TYPE_CHECKING:
@@ -26,6 +27,7 @@ __all__ = [
 def __getattr__(name: str) -> object:
     """Load the torch half on first use: the front end and the CLI never need it."""
     if name == "LLM":
+        let_threads_sleep()
         from tokamak.llm import LLM  # noqa: PLC0415
 
         return LLM

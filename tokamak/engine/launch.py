@@ -19,6 +19,7 @@ import msgspec
 
 from tokamak import errors
 from tokamak.config.engine import EngineConfig
+from tokamak.device.openmp import let_threads_sleep
 from tokamak.engine.messages import Failed, FromEngine, Ready, Shutdown, ToEngine
 from tokamak.engine.transport import Channel, StartEngine, front_end_channel
 from tokamak.errors import EngineDeadError, EngineError, OverloadedError, TokamakError
@@ -150,4 +151,6 @@ def death_error(message: str) -> EngineDeadError:
 def _environment() -> dict[str, str]:
     """Ours, with the same modules in reach: a checkout that is not installed works too."""
     paths = [path or os.getcwd() for path in sys.path]
-    return {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
+    let_threads_sleep(environment)
+    return environment
