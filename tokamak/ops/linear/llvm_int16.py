@@ -44,7 +44,6 @@ from tokamak.ops.linear.panels import (
     Format,
     Panel,
     X,
-    each_part,
     each_tile,
     few_vectors,
     pack_panels,
@@ -52,6 +51,8 @@ from tokamak.ops.linear.panels import (
 )  # fmt: skip
 
 LARGEST = 32767
+BLOCK_ROWS = 64
+"""Rows that a work item multiplies: with 16-bit numbers they stay in the second cache."""
 TILE_ROWS = 4
 """Rows of a tile: their sums, the codes and a product fit in 16 registers without spilling."""
 PAIRS = GROUP_COLUMNS // 2
@@ -189,44 +190,49 @@ def few_rows(form: Format, rows: int) -> Callable[[Kernel], None]:
 
 
 def many_rows(form: Format) -> Callable[[Kernel], None]:
-    """The kernel for any number of rounded rows: unpack some groups, then multiply tiles of rows."""
+    """The kernel for any number of rounded rows: unpack some groups, then multiply tiles of rows.
+
+    A work item is a block of rows, which stay in the second cache, and some neighbouring panels.
+    """
 
     def write(kernel: Kernel) -> None:
         lanes = kernel.lanes
         width = tile_vectors() * lanes
-        block = kernel.scratch(BLOCK_GROUPS * PAIRS * width, "i32")
+        codes_block = kernel.scratch(BLOCK_GROUPS * PAIRS * width, "i32")
         factors = kernel.scratch(BLOCK_GROUPS * 2 * width)
         rows, columns = kernel.integer(ROWS), kernel.integer(COLUMNS)
+        count, grain = kernel.integer(PANELS), kernel.integer(GRAIN)
         out, out_stride = kernel.pointer(OUT, "f32"), kernel.integer(OUT_STRIDE)
         rounded = Rounded(kernel, kernel.pointer(SCRATCH, "i16"), rows, columns)
 
-        def write_part(index: Num, first: int, vectors: int) -> None:
+        def unpack(panel: Panel, begin: Num, end: Num) -> None:
+            with kernel.loop(begin, end) as group:
+                place = codes_block[(group - begin) * (PAIRS * width)]
+
+                def keep(pair: int, codes: list[Num]) -> None:
+                    for v, code in enumerate(codes):
+                        place[pair * width + v * lanes].store(code)
+
+                each_pair(form, panel, group, keep)
+                at = panel.index * rounded.groups + group
+                for which, argument in enumerate((SCALES, MINIMUMS)):
+                    for v, numbers in enumerate(panel.numbers(at, form.scale_kind, argument)):
+                        offset = ((group - begin) * 2 + which) * width + v * lanes
+                        factors[offset].store(numbers)
+
+        def write_part(index: Num, first: int, first_row: Num, row_count: Num) -> None:
+            vectors = tile_vectors()
             feature = (index * PANEL_VECTORS + first) * lanes
             panel = Panel(kernel, index, first, vectors, columns)
             with kernel.loop(0, rounded.groups, BLOCK_GROUPS) as begin:
                 end = (begin + BLOCK_GROUPS).least(rounded.groups)
-                with kernel.loop(begin, end) as group:
-                    place = block[(group - begin) * (PAIRS * width)]
+                unpack(panel, begin, end)
 
-                    def unpack(pair: int, codes: list[Num]) -> None:
-                        for v, code in enumerate(codes):
-                            place[pair * width + v * lanes].store(code)
-
-                    each_pair(form, panel, group, unpack)
-                    at = index * rounded.groups + group
-                    tables = (
-                        panel.numbers(at, form.scale_kind, SCALES),
-                        panel.numbers(at, form.scale_kind, MINIMUMS),
-                    )
-                    for which, table in enumerate(tables):
-                        for v, numbers in enumerate(table):
-                            offset = ((group - begin) * 2 + which) * width + v * lanes
-                            factors[offset].store(numbers)
-
-                def tile(count: int, row: Num) -> None:
+                def tile(size: int, row: Num) -> None:
+                    row = row + first_row
                     places = [
                         [out[out_stride * (row + at) + feature + v * lanes] for v in range(vectors)]
-                        for at in range(count)
+                        for at in range(size)
                     ]
                     with kernel.when(begin.equals(0)):
                         for of in places:
@@ -234,8 +240,8 @@ def many_rows(form: Format) -> Callable[[Kernel], None]:
                                 to.store(kernel.zeros())
                     with kernel.loop(begin, end) as group:
                         sums = [[kernel.var(kernel.whole_zeros()) for _ in of] for of in places]
-                        codes_at = block[(group - begin) * (PAIRS * width)]
-                        pairs = [rounded.pairs(row + at, group) for at in range(count)]
+                        codes_at = codes_block[(group - begin) * (PAIRS * width)]
+                        pairs = [rounded.pairs(row + at, group) for at in range(size)]
                         with kernel.loop(0, PAIRS) as pair:
                             codes = [
                                 codes_at[pair * width + v * lanes].load(lanes)
@@ -247,28 +253,27 @@ def many_rows(form: Format) -> Callable[[Kernel], None]:
                                     total.set(kernel.pair_dot(total.now, code, numbers))
                         here = factors[(group - begin) * (2 * width)]
                         for at, (of, to) in enumerate(zip(sums, places, strict=True)):
-                            scale, total = (
-                                rounded.scale(row + at, group),
-                                rounded.total(row + at, group),
-                            )
+                            scale = rounded.scale(row + at, group)
+                            total = rounded.total(row + at, group)
                             for v in range(vectors):
-                                weight_scale = here[v * lanes].load(lanes)
+                                of_weight = here[v * lanes].load(lanes) * scale
                                 minimum = here[width + v * lanes].load(lanes)
+                                so_far = to[v].load(lanes)
                                 to[v].store(
-                                    _add_group(
-                                        kernel,
-                                        to[v].load(lanes),
-                                        of[v].now,
-                                        weight_scale * scale,
-                                        minimum,
-                                        total,
-                                    )
+                                    _add_group(kernel, so_far, of[v].now, of_weight, minimum, total)
                                 )
 
-                each_tile(kernel, rows, TILE_ROWS, tile)
+                each_tile(kernel, row_count, TILE_ROWS, tile)
 
-        with kernel.items(kernel.integer(PANELS) * (PANEL_VECTORS // tile_vectors())) as item:
-            each_part(kernel, item, write_part)
+        chunks = (count + grain - 1) / grain
+        row_blocks = (rows + BLOCK_ROWS - 1) / BLOCK_ROWS
+        with kernel.items(chunks * row_blocks) as item:
+            first_panel, first_row = item % chunks * grain, item / chunks * BLOCK_ROWS
+            row_count = (rows - first_row).least(BLOCK_ROWS)
+            last_panel = (first_panel + grain).least(count)
+            with kernel.loop(first_panel, last_panel) as index:
+                for first in range(0, PANEL_VECTORS, tile_vectors()):
+                    write_part(index, first, first_row, row_count)
 
     return write
 
