@@ -73,7 +73,10 @@ def main() -> None:
         llama_cpp.llama_memory_clear(memory, False)
         if words[0] == "prefill":
             tokens = int(words[1])
-            fill(batch, [(rng.randrange(vocabulary), at, 0, at == tokens - 1) for at in range(tokens)])
+            fill(
+                batch,
+                [(rng.randrange(vocabulary), at, 0, at == tokens - 1) for at in range(tokens)],
+            )
             begun = time.perf_counter()
             decode(context, batch)
             llama_cpp.llama_synchronize(context)
@@ -85,12 +88,19 @@ def main() -> None:
                 decode(context, batch)
             times = []
             for step in range(steps):
-                fill(batch, [(rng.randrange(vocabulary), prompt + step, row, True) for row in range(rows)])
+                fill(
+                    batch,
+                    [(rng.randrange(vocabulary), prompt + step, row, True) for row in range(rows)],
+                )
                 begun = time.perf_counter()
                 decode(context, batch)
                 llama_cpp.llama_synchronize(context)
                 times.append(time.perf_counter() - begun)
-            answer = {"seconds": sum(times), "tokens": rows * steps, "median_step": sorted(times)[steps // 2]}
+            answer = {
+                "seconds": sum(times),
+                "tokens": rows * steps,
+                "median_step": sorted(times)[steps // 2],
+            }
         print(json.dumps(answer), flush=True)
     del keep
 
