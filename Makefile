@@ -51,7 +51,7 @@ test: .venv-test ## set up, then run everything a CPU can run
 check: .venv-test ## lint, types, layers, unit, tour, docs: about a minute
 	$(TEST)ruff check .
 	$(TEST)ruff format --check .
-	$(TEST)basedpyright
+	$(TEST)basedpyright --pythonpath $(TEST)python
 	$(TEST)lint-imports
 	$(TEST)python tools/tour.py
 	$(TEST)python tools/reference_docs.py --check
