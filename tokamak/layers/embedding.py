@@ -6,11 +6,11 @@ from collections.abc import Sequence
 
 import torch
 from torch import Tensor
-from torch.nn import functional
 
 from tokamak.core.weight import DenseWeight, Weight
 from tokamak.layers.build import Build
 from tokamak.layers.linear import random_matrix
+from tokamak.ops.embedding import embed
 from tokamak.ops.linear import PackedLinear
 
 
@@ -55,6 +55,7 @@ class Embedding:
         self._build = build
         self._shape = (vocab_tokens, width)
         self._head = head
+        self._embed = build.bind(embed)
         self._table: Tensor | None = None
 
     @property
@@ -84,4 +85,4 @@ class Embedding:
     def __call__(self, token_ids: Tensor) -> Tensor:
         """token_ids: [tokens] int32; returns their vectors, a new [tokens, width] tensor."""
         assert self._table is not None, "the embedding was called before it was loaded"
-        return functional.embedding(token_ids, self._table)
+        return self._embed(token_ids, self._table)

@@ -5,14 +5,24 @@ from __future__ import annotations
 import importlib
 import importlib.util
 
-from tokamak.ops import activation, linear, norm, paged_attention, rope, sample, step_prep
+from tokamak.ops import (
+    activation,
+    embedding,
+    linear,
+    norm,
+    paged_attention,
+    rope,
+    sample,
+    step_prep,
+)
 
-OP_PACKAGES = (activation, linear, norm, paged_attention, rope, sample, step_prep)
+OP_PACKAGES = (activation, embedding, linear, norm, paged_attention, rope, sample, step_prep)
 """Packages whose import registers their ops."""
 
 BACKEND_MODULES = {
     "llvmlite": (
         "tokamak.ops.activation.llvm",
+        "tokamak.ops.embedding.llvm",
         "tokamak.ops.linear.llvm",
         "tokamak.ops.linear.llvm_int16",
         "tokamak.ops.norm.llvm",

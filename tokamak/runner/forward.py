@@ -6,6 +6,7 @@ from torch import Tensor
 
 from tokamak.core.inputs import StepInputs
 from tokamak.core.plan import Mode, StepShape
+from tokamak.graphs.replay import DecodeReplay
 from tokamak.layers.model import Model
 
 
@@ -13,9 +14,9 @@ class Forward:
     """Runs the model over a step's inputs."""
 
     def __init__(self, model: Model) -> None:
-        self._model = model
+        self._eager = DecodeReplay(model)
 
     def run(self, inputs: StepInputs, shape: StepShape) -> Tensor:
         """Hidden states of all running token rows, [tokens, width]."""
         assert shape.mode is Mode.EAGER, f"no graph is recorded, and the shape says {shape.mode}"
-        return self._model(inputs)
+        return self._eager.run(inputs)

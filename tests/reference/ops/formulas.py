@@ -13,6 +13,16 @@ def rms_norm(x, weight, eps):
     return rows / np.sqrt((rows**2).mean(axis=1, keepdims=True) + eps) * wide(weight)
 
 
+def add_residual(x, residual):
+    total = wide(x) + wide(residual)
+    return total, total
+
+
+def embed(token_ids, table):
+    rows = [wide(table)[at] for at in token_ids.tolist()]
+    return np.array(rows).reshape(len(rows), table.shape[1])
+
+
 def silu_mul(gate_up):
     numbers = wide(gate_up)
     width = numbers.shape[1] // 2

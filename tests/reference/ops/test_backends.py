@@ -8,9 +8,11 @@ from tokamak.device.facts import cpu_facts
 from tokamak.ops.activation import silu_mul
 from tokamak.ops.activation.cases import silu_mul_cases
 from tokamak.ops.case import difference
+from tokamak.ops.embedding import embed
+from tokamak.ops.embedding.cases import embed_cases
 from tokamak.ops.load import load_backends
-from tokamak.ops.norm import add_rms_norm, rms_norm
-from tokamak.ops.norm.cases import add_rms_norm_cases, rms_norm_cases
+from tokamak.ops.norm import add_residual, add_rms_norm, rms_norm
+from tokamak.ops.norm.cases import add_residual_cases, add_rms_norm_cases, rms_norm_cases
 from tokamak.ops.paged_attention import paged_attention
 from tokamak.ops.paged_attention.cases import paged_attention_cases
 from tokamak.ops.rope import rotate_and_cache
@@ -21,6 +23,8 @@ load_backends()
 OPS = (
     (rms_norm, rms_norm_cases),
     (add_rms_norm, add_rms_norm_cases),
+    (add_residual, add_residual_cases),
+    (embed, embed_cases),
     (silu_mul, silu_mul_cases),
     (rotate_and_cache, rotate_and_cache_cases),
     (paged_attention, paged_attention_cases),
@@ -35,6 +39,8 @@ def add_rms_norm_formula(x, residual, weight, eps):
 FORMULAS = {
     "rms_norm": formulas.rms_norm,
     "add_rms_norm": add_rms_norm_formula,
+    "add_residual": formulas.add_residual,
+    "embed": formulas.embed,
     "silu_mul": formulas.silu_mul,
     "rotate_and_cache": formulas.rotate_and_cache,
     "paged_attention": formulas.paged_attention,

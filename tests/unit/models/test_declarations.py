@@ -97,6 +97,8 @@ def test_a_build_records_which_backend_each_op_got():
 
     assert set(build.choices) == {
         "rms_norm",
+        "add_residual",
+        "embed",
         "add_rms_norm",
         "rotate_and_cache",
         "paged_attention",

@@ -15,6 +15,7 @@ from tokamak.layers.mlp import GatedMLP
 from tokamak.layers.model import Model, Parameter
 from tokamak.layers.norm import RMSNorm
 from tokamak.models.llama.config import LlamaConfig
+from tokamak.ops.norm import add_residual
 
 
 class LlamaLayer:
@@ -68,6 +69,7 @@ class Llama(Model):
             LlamaLayer(c, build, cos_sin, window if window < build.max_model_len else 0)
             for window in c.windows
         )
+        self._add_residual = build.bind(add_residual)
         self._final_norm = RMSNorm(build, c.width, c.norm_eps)
 
     @classmethod
@@ -143,8 +145,7 @@ class Llama(Model):
         for layer in self._layers:
             x = layer(x, residual, step)
         assert x is not None, "a decoder without layers"
-        residual += x
-        return residual
+        return self._add_residual(x, residual)
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Vocabulary scores of some hidden rows: [rows, width] to [rows, vocab], float32."""

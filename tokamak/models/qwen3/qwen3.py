@@ -15,6 +15,7 @@ from tokamak.layers.mlp import GatedMLP
 from tokamak.layers.model import Model, Parameter
 from tokamak.layers.norm import RMSNorm
 from tokamak.models.qwen3.config import Qwen3Config
+from tokamak.ops.norm import add_residual
 
 
 class Qwen3Layer:
@@ -69,6 +70,7 @@ class Qwen3(Model):
             Qwen3Layer(c, build, cos_sin, window if window < build.max_model_len else 0)
             for window in c.windows
         )
+        self._add_residual = build.bind(add_residual)
         self._final_norm = RMSNorm(build, c.width, c.norm_eps)
 
     @classmethod
@@ -141,8 +143,7 @@ class Qwen3(Model):
         for layer in self._layers:
             x = layer(x, residual, step)
         assert x is not None, "a decoder without layers"
-        residual += x
-        return residual
+        return self._add_residual(x, residual)
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Vocabulary scores of some hidden rows: [rows, width] to [rows, vocab], float32."""

@@ -13,7 +13,7 @@ from tokamak.ops.activation.reference import silu_mul
 from tokamak.ops.jit.available import fits
 from tokamak.ops.jit.compiler import KernelSource, Library, threads_for
 from tokamak.ops.jit.language import Kernel, Num
-from tokamak.ops.jit.torch_kinds import KINDS, rows_of
+from tokamak.ops.jit.torch_kinds import KINDS, fresh, rows_of
 
 GATE_UP, STRIDE, OUT, ROWS, WIDTH = range(5)
 PARAMETERS = 5
@@ -55,7 +55,7 @@ def llvm_silu_mul(gate_up: Tensor) -> Tensor:
         return silu_mul.reference(gate_up)
     gate_up = rows_of(gate_up)
     rows, width = gate_up.shape[0], gate_up.shape[1] // 2
-    out = torch.empty((rows, width), dtype=gate_up.dtype)
+    out = fresh((rows, width), gate_up.dtype)
     kernels()[gate_up.dtype](
         threads_for(rows * width, GRAIN_NUMBERS),
         gate_up.data_ptr(),

@@ -21,6 +21,7 @@ from collections.abc import Callable
 from functools import lru_cache
 from pathlib import Path
 
+from tokamak.ops.jit.calls import JOB_WORDS, LISTENING, Integers, Job
 from tokamak.ops.jit.objects import load_object
 
 SPIN_S = 100e-6
@@ -157,6 +158,32 @@ end:
   ret void
 }}
 
+; Run jobs one after the other; a job is its work, arguments, threads and the place of its item counter.
+define void @pool_replay(ptr %state, ptr %jobs, i64 %count) {{
+  %some = icmp sgt i64 %count, 0
+  br i1 %some, label %job, label %end
+job:
+  %at = phi i64 [ 0, %0 ], [ %next, %job ]
+  %first = mul i64 %at, {job_words}
+  %work_at = getelementptr i64, ptr %jobs, i64 %first
+  %arguments_at = getelementptr i64, ptr %work_at, i64 1
+  %threads_at = getelementptr i64, ptr %work_at, i64 2
+  %counter_at = getelementptr i64, ptr %work_at, i64 3
+  %work = load ptr, ptr %work_at
+  %arguments = load ptr, ptr %arguments_at
+  %threads64 = load i64, ptr %threads_at
+  %threads = trunc i64 %threads64 to i32
+  %counter = load i64, ptr %counter_at
+  %items = getelementptr i64, ptr %arguments, i64 %counter
+  store i64 0, ptr %items
+  call void @pool_run(ptr %state, ptr %work, ptr %arguments, i32 %threads)
+  %next = add i64 %at, 1
+  %more = icmp slt i64 %next, %count
+  br i1 %more, label %job, label %end
+end:
+  ret void
+}}
+
 define void @pool_stop(ptr %state) {{
   %stop = getelementptr i64, ptr %state, i64 {stop}
   store atomic i64 1, ptr %stop seq_cst, align 8
@@ -193,6 +220,7 @@ class Pool:
             address("pool_run")
         )
         self._help = ctypes.CFUNCTYPE(None, pointer, number)(address("pool_help"))
+        self._replay = ctypes.CFUNCTYPE(None, pointer, pointer, number)(address("pool_replay"))
         self._stop = ctypes.CFUNCTYPE(None, pointer)(address("pool_stop"))
         self._pause = ctypes.CFUNCTYPE(None, number)(address("pool_pause"))
         self._helpers: list[threading.Thread] = []
@@ -209,10 +237,17 @@ class Pool:
             """Run on `threads` threads and wait for all that joined."""
             if threads - 1 > len(helpers):
                 self._grow(threads - 1)
-            run(state, work, arguments(*integers), threads)
+            made = arguments(*integers)
+            run(state, work, made, threads)
+            if LISTENING.calls is not None:
+                LISTENING.calls.jobs.append(Job(work, made, threads, self))
 
         call.owner = owner  # pyright: ignore[reportFunctionMemberAccess]
         return call
+
+    def replay(self, jobs: Integers) -> None:
+        """Run jobs in order: JOB_WORDS integers each, as `pool_replay` reads them."""
+        self._replay(self._state, jobs, len(jobs) // JOB_WORDS)
 
     def stop(self) -> None:
         """End the helpers; kernels run on the calling thread from then on."""
@@ -254,4 +289,5 @@ def _assembly() -> str:
         pause=pause, declare_pause=declaration, futex=_FUTEX_CALL[machine], wait=_WAIT_PRIVATE,
         wake=_WAKE_PRIVATE, open=_OPEN, active=_ACTIVE, sleepers=_SLEEPERS, busy=_BUSY, stop=_STOP,
         limit=_LIMIT, work=_WORK, arguments=_ARGUMENTS, spins=_SPINS,
+        job_words=JOB_WORDS,
     )  # fmt: skip

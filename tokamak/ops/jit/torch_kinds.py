@@ -1,9 +1,11 @@
-"""Which tensors can a kernel take? Formats by dtype, and rows without gaps."""
+"""Which tensors do kernels take and fill? Formats by dtype, rows without gaps, new tensors."""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
+
+from tokamak.ops.jit.calls import LISTENING
 
 KINDS = {torch.float32: "f32", torch.bfloat16: "bf16"}
 """Memory formats kernels are compiled for, by tensor dtype."""
@@ -12,3 +14,11 @@ KINDS = {torch.float32: "f32", torch.bfloat16: "bf16"}
 def rows_of(x: Tensor) -> Tensor:
     """The matrix itself where each row lies in one piece, else a copy."""
     return x if x.stride(-1) == 1 else x.contiguous()
+
+
+def fresh(shape: tuple[int, ...], dtype: torch.dtype = torch.float32) -> Tensor:
+    """A new tensor for a kernel to fill, known to whoever listens to the kernel calls."""
+    made = torch.empty(shape, dtype=dtype)
+    if LISTENING.calls is not None:
+        LISTENING.calls.tensors.append(made)
+    return made

@@ -21,7 +21,7 @@ from tokamak.device.facts import DeviceFacts
 from tokamak.ops.jit.available import fits
 from tokamak.ops.jit.compiler import KernelSource, Library
 from tokamak.ops.jit.language import Kernel, Num
-from tokamak.ops.jit.torch_kinds import rows_of
+from tokamak.ops.jit.torch_kinds import fresh, rows_of
 from tokamak.ops.linear import panels
 from tokamak.ops.linear.forms import FORMS, Form
 from tokamak.ops.linear.panels import (
@@ -221,7 +221,7 @@ class PanelLinear:
         rows = x.shape[0]
         x = rows_of(x)
         padded = self._packed.padded_features
-        out = torch.empty((rows, padded))
+        out = fresh((rows, padded))
         if rows:
             call = self._kernels.few[rows - 1] if rows <= FEW_ROWS else self._kernels.many
             call(

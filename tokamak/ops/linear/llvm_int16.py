@@ -20,7 +20,7 @@ from tokamak.device.facts import DeviceFacts
 from tokamak.ops.jit.available import fits
 from tokamak.ops.jit.compiler import KernelSource, Library, threads_for
 from tokamak.ops.jit.language import I16, I32, Kernel, Num, Pointer
-from tokamak.ops.jit.torch_kinds import rows_of
+from tokamak.ops.jit.torch_kinds import fresh, rows_of
 from tokamak.ops.linear import panels
 from tokamak.ops.linear.forms import FORMS, Form
 from tokamak.ops.linear.llvm import Kernels
@@ -318,11 +318,11 @@ class RoundedLinear:
         rows = x.shape[0]
         x = rows_of(x)
         padded = self._packed.padded_features
-        out = torch.empty((rows, padded))
+        out = fresh((rows, padded))
         threads = torch.get_num_threads()
         stride = -(-rows * self._row_bytes // 64) * 64
         few = rows <= FEW_ROWS
-        scratch = torch.empty(threads * stride if few else stride, dtype=torch.uint8)
+        scratch = fresh((threads * stride if few else stride,), torch.uint8)
         arguments = (
             x.data_ptr(), x.stride(0), *self._addresses, out.data_ptr(), padded, rows, *self._sizes,
             scratch.data_ptr(), stride,

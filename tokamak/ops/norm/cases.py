@@ -45,6 +45,19 @@ rms_norm_cases = [
     for name in [_name(rows, width, dtype)]
 ] + [Case("every third row", partial(_strided, "every third row"), tolerance_of(torch.float32))]
 
+
+def _add_residual(name: str, rows: int, width: int, dtype: torch.dtype) -> tuple[object, ...]:
+    x, residual, _ = _numbers(name, rows, width, dtype)
+    return x, residual
+
+
+add_residual_cases = [
+    Case(name, partial(_add_residual, name, rows, width, dtype), tolerance_of(dtype), changed=(1,))
+    for dtype in DTYPES
+    for rows, width in SIZES
+    for name in [_name(rows, width, dtype)]
+]
+
 add_rms_norm_cases = [
     Case(name, partial(_add_rms_norm, name, rows, width, dtype), tolerance_of(dtype), changed=(1,))
     for dtype in DTYPES

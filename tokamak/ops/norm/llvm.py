@@ -1,4 +1,4 @@
-"""RMS norm in LLVM: one thread per row, two passes over the row, float32 sums."""
+"""The residual stream in LLVM: a row a work item, two passes over it for a norm, float32 sums."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from torch import Tensor
 from tokamak.ops.jit.available import fits
 from tokamak.ops.jit.compiler import KernelSource, Library, float_bits, threads_for
 from tokamak.ops.jit.language import Kernel, Num, Pointer
-from tokamak.ops.jit.torch_kinds import KINDS, rows_of
-from tokamak.ops.norm.reference import add_rms_norm, rms_norm
+from tokamak.ops.jit.torch_kinds import KINDS, fresh, rows_of
+from tokamak.ops.norm.reference import add_residual, add_rms_norm, rms_norm
 
 X, X_STRIDE, RESIDUAL, WEIGHT, OUT, ROWS, WIDTH, EPS = range(8)
 PARAMETERS = 8
@@ -64,9 +64,32 @@ def _kernel(kind: str, *, adds: bool) -> Callable[[Kernel], None]:
     return write
 
 
+def _add(kind: str) -> Callable[[Kernel], None]:
+    def write(kernel: Kernel) -> None:
+        width, stride = kernel.integer(WIDTH), kernel.integer(X_STRIDE)
+        x, residual = kernel.pointer(X, kind), kernel.pointer(RESIDUAL, kind)
+        with kernel.items(kernel.integer(ROWS)) as row:
+            source, target = x[row * stride], residual[row * width]
+
+            def add(at: Num, lanes: int) -> None:
+                target[at].store(target[at].load(lanes) + source[at].load(lanes))
+
+            kernel.sweep(width, add)
+
+    return write
+
+
+@lru_cache(maxsize=1)
+def add_kernels() -> dict[torch.dtype, Callable[..., None]]:
+    """The compiled calls that only add, by dtype."""
+    sources = [KernelSource(f"add_{kind}", PARAMETERS, _add(kind)) for kind in KINDS.values()]
+    library = Library("residual", [Path(__file__)], sources)
+    return {dtype: library.function(f"add_{kind}") for dtype, kind in KINDS.items()}
+
+
 @lru_cache(maxsize=1)
 def kernels() -> dict[tuple[torch.dtype, bool], Callable[..., None]]:
-    """The compiled calls, by dtype and whether a residual is added."""
+    """The compiled calls that norm, by dtype and whether a residual is added."""
     choices = {
         (dtype, adds): f"{'add_' * adds}{kind}"
         for dtype, kind in KINDS.items()
@@ -87,7 +110,7 @@ def llvm_rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
         return rms_norm.reference(x, weight, eps)
     x = rows_of(x)
     rows, width = x.shape
-    out = torch.empty((rows, width), dtype=x.dtype)
+    out = fresh((rows, width), x.dtype)
     kernels()[x.dtype, False](
         threads_for(rows * width, GRAIN_NUMBERS),
         x.data_ptr(),
@@ -113,7 +136,7 @@ def llvm_add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -
         return add_rms_norm.reference(x, residual, weight, eps)
     x = rows_of(x)
     rows, width = x.shape
-    out = torch.empty((rows, width), dtype=x.dtype)
+    out = fresh((rows, width), x.dtype)
     kernels()[x.dtype, True](
         threads_for(rows * width, GRAIN_NUMBERS),
         x.data_ptr(),
@@ -126,3 +149,17 @@ def llvm_add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -
         float_bits(eps),
     )
     return out
+
+
+@add_residual.backend("llvm", fits=fits)
+def llvm_add_residual(x: Tensor, residual: Tensor) -> Tensor:
+    """Add x to the residual stream in place, and return the stream."""
+    if x.dtype not in KINDS or residual.dtype != x.dtype or not residual.is_contiguous():
+        return add_residual.reference(x, residual)
+    x = rows_of(x)
+    rows, width = x.shape
+    add_kernels()[x.dtype](
+        threads_for(rows * width, GRAIN_NUMBERS),
+        x.data_ptr(), x.stride(0), residual.data_ptr(), 0, 0, rows, width, 0,
+    )  # fmt: skip
+    return residual

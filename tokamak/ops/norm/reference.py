@@ -28,3 +28,13 @@ def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> Ten
     """
     residual += x
     return rms_norm.reference(residual, weight, eps)
+
+
+@op
+def add_residual(x: Tensor, residual: Tensor) -> Tensor:
+    """Add x to the residual stream in place, and return the stream.
+
+    x, residual: [rows, width] in the same dtype.
+    """
+    residual += x
+    return residual

@@ -23,7 +23,7 @@ from tokamak.ops.jit.available import fits
 from tokamak.ops.jit.compiler import KernelSource, Library, float_bits
 from tokamak.ops.jit.language import I32, Kernel, Num, Pointer
 from tokamak.ops.jit.objects import host
-from tokamak.ops.jit.torch_kinds import KINDS
+from tokamak.ops.jit.torch_kinds import KINDS, fresh
 from tokamak.ops.paged_attention.reference import paged_attention
 
 (
@@ -424,9 +424,10 @@ def llvm_paged_attention(
             q, k_cache, v_cache, block_table, lengths, query_starts, prefill_requests, scale, window
         )
     q = q.contiguous()
-    starts = query_starts.tolist()
-    requests = len(starts) - 1
-    out = torch.empty_like(q)
+    requests = query_starts.shape[0] - 1
+    out = fresh(tuple(q.shape), q.dtype)
+    decode_only = prefill_requests == 0 and tokens == requests
+    starts = range(requests + 1) if decode_only else query_starts.tolist()
     if starts[-1] < tokens:
         out[starts[-1] :] = 0
     common = (
@@ -441,6 +442,6 @@ def llvm_paged_attention(
     if prefill_requests < requests:
         share = 1 if requests - prefill_requests < WHOLE_REQUESTS * threads else kv_heads
         stride = block_table.shape[1] * block_tokens
-        own = torch.empty(threads * groups * share * (stride + head_dim))
+        own = fresh((threads * groups * share * (stride + head_dim),))
         calls.decode(threads, *common, prefill_requests, requests, share, own.data_ptr(), stride)
     return out

@@ -12,7 +12,7 @@ from torch import Tensor
 from tokamak.ops.jit.available import fits
 from tokamak.ops.jit.compiler import KernelSource, Library, float_bits, threads_for
 from tokamak.ops.jit.language import Kernel, Num, Pointer
-from tokamak.ops.jit.torch_kinds import KINDS, rows_of
+from tokamak.ops.jit.torch_kinds import KINDS, fresh, rows_of
 from tokamak.ops.norm import llvm as norm_kernels
 from tokamak.ops.rope.reference import rotate_and_cache
 
@@ -114,7 +114,7 @@ def llvm_rotate_and_cache(
     qkv = rows_of(qkv)
     tokens = qkv.shape[0]
     heads = qkv.shape[1] // width - 2 * kv_heads
-    out = torch.empty((tokens, heads, width), dtype=qkv.dtype)
+    out = fresh((tokens, heads, width), qkv.dtype)
     kernels()[qkv.dtype](
         threads_for(tokens * qkv.shape[1], GRAIN_NUMBERS),
         qkv.data_ptr(), qkv.stride(0), positions.data_ptr(), cos_sin.data_ptr(), cos_sin.shape[1] // 2,

@@ -1,0 +1,150 @@
+"""Do compiled kernels share work among threads, and run again as they were recorded?"""
+
+import threading
+from pathlib import Path
+
+import pytest
+import torch
+
+from tokamak.device.facts import cpu_facts
+from tokamak.ops.jit.available import fits
+from tokamak.ops.jit.recording import record
+
+if not fits(cpu_facts()):
+    pytest.skip("kernels cannot be compiled here", allow_module_level=True)
+
+from tokamak.ops.jit.compiler import KernelSource, Library, float_bits
+from tokamak.ops.jit.torch_kinds import fresh
+
+ITEMS, COUNTS, NUMBERS, TURNS = range(4)
+
+
+def count_items(kernel):
+    """Add 1 to every item's cell after some turns of work, and write which thread did it."""
+    counts, numbers = kernel.pointer(COUNTS, "i64"), kernel.pointer(NUMBERS, "i64")
+    with kernel.items(kernel.integer(ITEMS)) as item:
+        number = kernel.var(kernel.float(1.0))
+        with kernel.loop(0, kernel.integer(TURNS)):
+            number.set(number.now * 0.5 + 1.0)
+        never = (number.now < 0.0).where(kernel.int(1), kernel.int(0))
+        numbers[item].store(kernel.thread() + never)
+        counts[item].store(counts[item].load() + 1)
+
+
+def scale(kernel):
+    """out = x * factor"""
+    x, out = kernel.pointer(0, "f32"), kernel.pointer(1, "f32")
+    factor = kernel.real(2)
+
+    def multiply(at, lanes):
+        number = factor if lanes == 1 else kernel.spread(factor)
+        out[at].store(x[at].load(lanes) * number)
+
+    kernel.sweep(kernel.integer(3), multiply)
+
+
+@pytest.fixture(scope="module")
+def library():
+    sources = [KernelSource("count_items", 4, count_items), KernelSource("scale", 4, scale)]
+    return Library("test", [Path(__file__)], sources)
+
+
+def run_count(library, threads, items, turns):
+    counts = torch.zeros(items, dtype=torch.int64)
+    numbers = torch.full((items,), -1)
+    library.function("count_items")(threads, items, counts.data_ptr(), numbers.data_ptr(), turns)
+    return counts, numbers
+
+
+@pytest.mark.parametrize("threads", [1, 2, 3, 5])
+@pytest.mark.parametrize("items", [0, 1, 2, 1000])
+def test_every_item_is_done_once_however_many_threads_there_are(library, threads, items):
+    for _ in range(20):
+        counts, numbers = run_count(library, threads, items, turns=1)
+
+        assert (counts == 1).all()
+        assert ((numbers >= 0) & (numbers < threads)).all()
+
+
+def test_helpers_take_part_when_there_is_much_to_do(library):
+    for _ in range(50):
+        _, numbers = run_count(library, threads=2, items=400, turns=100_000)
+        if len(numbers.unique()) == 2:
+            break
+
+    assert set(numbers.tolist()) == {0, 1}
+
+
+def test_callers_on_several_threads_do_not_disturb_each_other(library):
+    results = []
+
+    def call_often():
+        for _ in range(100):
+            results.append(bool((run_count(library, 2, 50, turns=10)[0] == 1).all()))
+
+    callers = [threading.Thread(target=call_often) for _ in range(3)]
+    for caller in callers:
+        caller.start()
+    for caller in callers:
+        caller.join()
+
+    assert len(results) == 300
+    assert all(results)
+
+
+def tripled_twice(library, x):
+    """x * 3 * 3 through a tensor in between."""
+    call = library.function("scale")
+    between = fresh(tuple(x.shape))
+    call(1, x.data_ptr(), between.data_ptr(), float_bits(3.0), x.numel())
+    out = fresh(tuple(x.shape))
+    call(1, between.data_ptr(), out.data_ptr(), float_bits(3.0), x.numel())
+    return out
+
+
+def test_a_recording_computes_with_the_new_numbers_of_its_inputs(library):
+    x = torch.arange(19.0)
+    result, recording, met = record(lambda: tripled_twice(library, x))
+    first = result.clone()
+    x += 1
+
+    again = recording.replay()
+
+    assert not met
+    assert torch.equal(first, torch.arange(19.0) * 9)
+    assert torch.equal(again, (torch.arange(19.0) + 1) * 9)
+
+
+def test_tensors_that_are_never_alive_together_share_memory(library):
+    x = torch.ones(1000)
+
+    def chain():
+        y = x
+        for _ in range(20):
+            y = tripled_twice(library, y)
+        return y
+
+    result, recording, _ = record(chain)
+    expected = result.clone()
+
+    assert recording.buffer_bytes <= 4 * x.nbytes
+    assert torch.equal(recording.replay(), expected)
+
+
+def test_a_recording_that_met_a_pytorch_op_is_refused(library):
+    x = torch.ones(8)
+
+    result, recording, met = record(lambda: tripled_twice(library, x).add_(1))
+
+    assert recording is None
+    assert met == {"aten::add_"}
+    assert (result == 10).all()
+
+
+def test_views_and_empty_tensors_do_not_stand_in_the_way(library):
+    x = torch.ones(4, 8)
+
+    _, recording, _ = record(lambda: tripled_twice(library, x.view(-1))[8:].view(3, 8))
+
+    x.fill_(2)
+    assert (recording.replay() == 18).all()
