@@ -14,7 +14,7 @@ import torch
 
 from tokamak.core.weight import Weight
 from tokamak.device.facts import DeviceFacts
-from tokamak.ops.linear import PackedLinear, pack_linear
+from tokamak.ops.linear import PackedLinear, pack_with_reason
 from tokamak.ops.registry import Choice, Op
 
 P = ParamSpec("P")
@@ -48,7 +48,7 @@ class Build:
         `prefer["linear"]` and `prefer["head"]` force a form by name.
         """
         name = "head" if head else "linear"
-        packed = pack_linear(
+        packed, reason = pack_with_reason(
             weight,
             dtype=self.dtype,
             exact=self.exact,
@@ -58,6 +58,6 @@ class Build:
         )
         forms = self.forms.setdefault(name, Counter())
         forms[packed.form] += 1
-        why = "packed " + ", ".join(f"{count} as {form}" for form, count in forms.items())
-        self.choices[name] = Choice(name, " + ".join(forms), why)
+        counts = ", ".join(f"{count} as {form}" for form, count in forms.items())
+        self.choices[name] = Choice(name, " + ".join(forms), f"packed {counts}; {reason}")
         return packed

@@ -1,6 +1,6 @@
 """Matrix products with weights that stay put: packed once, applied every step."""
 
 from tokamak.ops.linear.forms import PackedLinear
-from tokamak.ops.linear.pack import pack_linear
+from tokamak.ops.linear.pack import pack_linear, pack_with_reason
 
-__all__ = ["PackedLinear", "pack_linear"]
+__all__ = ["PackedLinear", "pack_linear", "pack_with_reason"]

@@ -28,7 +28,23 @@ def pack_linear(
     head: bool = False,
     prefer: str | None = None,
 ) -> PackedLinear:
-    """Pack a [out, in] weight for products with rows of `dtype`.
+    """Pack a [out, in] weight for products with rows of `dtype`; see `pack_with_reason`."""
+    packed, _ = pack_with_reason(
+        weight, dtype=dtype, exact=exact, facts=facts, head=head, prefer=prefer
+    )
+    return packed
+
+
+def pack_with_reason(
+    weight: Weight,
+    *,
+    dtype: torch.dtype,
+    exact: bool,
+    facts: DeviceFacts,
+    head: bool,
+    prefer: str | None,
+) -> tuple[PackedLinear, str]:
+    """Pack a [out, in] weight for products with rows of `dtype`, and say why it took its form.
 
     exact: only forms that round nothing on the way. head: the vocabulary head, whose weight is never
     rounded. prefer: a form by name.
@@ -43,12 +59,13 @@ def pack_linear(
                 f"a linear layer has no form {prefer!r} for {dtype} on {facts.vendor} {facts.arch}",
                 hint=f"it has {', '.join(forms)}",
             )
-        return forms[prefer].make(weight, dtype)
+        return forms[prefer].make(weight, dtype), "asked for"
     chosen = choose(weight, forms, dtype=dtype, exact=exact, facts=facts)
     few = forms[chosen.few].make(weight, dtype)
     if chosen.few == chosen.many:
-        return few
-    return ByRows(few, forms[chosen.many].make(weight, dtype), chosen.border_rows)
+        return few, chosen.why
+    many = forms[chosen.many].make(weight, dtype)
+    return ByRows(few, many, chosen.border_rows), chosen.why
 
 
 def forms_for(
