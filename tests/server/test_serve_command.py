@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from tests.support.scripted_engine import ScriptedEngine, counts, says
-from tokamak.cli import main, serve
+from tokamak.cli import main, serve, serving
 from tokamak.config.engine import EngineConfig, ModelFacts
 from tokamak.config.options import EngineOptions
 from tokamak.config.settle import settle_engine
@@ -44,6 +44,16 @@ def free_port() -> int:
         return probe.getsockname()[1]
 
 
+class NoProcess:
+    """Stands where an engine process would be; the scripted engine needs none."""
+
+    def __init__(self, config: EngineConfig) -> None:
+        self.config = config
+
+    def kill(self) -> None:
+        """Nothing runs."""
+
+
 class Served:
     """A server in this thread, and what happens to it in another."""
 
@@ -55,9 +65,10 @@ class Served:
         self.failures: list[BaseException] = []
         self._make = engine
         monkeypatch.setattr(serve, "configure", configure)
-        monkeypatch.setattr(serve, "start_engine", self._start)
+        monkeypatch.setattr(serve, "EngineProcess", NoProcess)
+        monkeypatch.setattr(serving, "start_engine", self._start)
 
-    async def _start(self, config: EngineConfig) -> ScriptedEngine:
+    async def _start(self, config: EngineConfig, *, process: NoProcess) -> ScriptedEngine:
         self.engine = self._make()
         self.engine.start()
         return self.engine
@@ -200,7 +211,7 @@ def test_a_model_that_does_not_load_ends_the_server(
 
 
 def test_a_dead_engine_ends_the_server(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(serve, "ENGINE_WATCH_S", 0.02)
+    monkeypatch.setattr(serving, "ENGINE_WATCH_S", 0.02)
     served = Served(monkeypatch, lambda: ScriptedEngine(script=counts))
 
     def act() -> None:
@@ -215,13 +226,14 @@ def test_a_unix_socket_is_served_and_removed(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setattr(serve, "configure", configure)
+    monkeypatch.setattr(serve, "EngineProcess", NoProcess)
 
-    async def start(config: EngineConfig) -> ScriptedEngine:
+    async def start(config: EngineConfig, *, process: NoProcess) -> ScriptedEngine:
         engine = ScriptedEngine(script=counts)
         engine.start()
         return engine
 
-    monkeypatch.setattr(serve, "start_engine", start)
+    monkeypatch.setattr(serving, "start_engine", start)
     path = tmp_path / "tokamak.sock"
     heads: list[bytes] = []
 
