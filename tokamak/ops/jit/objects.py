@@ -23,6 +23,10 @@ logger = logging.getLogger(__name__)
 
 OPTIMISATION_LEVEL = 3
 
+SOURCES = {path: path.read_bytes() for path in Path(__file__).parents[1].rglob("*.py")}
+"""Every file of `ops` as it was when kernels were imported: an edit under a running engine must not give
+the new file's name to what the old one wrote."""
+
 
 @dataclass(frozen=True, slots=True)
 class Host:
@@ -60,8 +64,8 @@ def load_object(
 ) -> binding.ExecutionEngine:
     """Code ready to be called: `write` gives its LLVM assembly if it was not compiled here before."""
     machine = host()
-    files = sorted({*sources, *Path(__file__).parent.glob("*.py")})
-    parts = [path.read_bytes() for path in files]
+    files = sorted({*sources, *(path for path in SOURCES if path.parent == Path(__file__).parent)})
+    parts = [SOURCES.get(path) or path.read_bytes() for path in files]
     parts.append(f"{name} {llvmlite.__version__} {machine}".encode())
     digest = hashlib.sha256(b"\0".join(parts)).hexdigest()[:24]
     path = cache_folder() / f"{name}-{digest}.o"
