@@ -32,6 +32,11 @@ class _Witness(TorchDispatchMode):
         super().__init__()
         self.met: set[str] = set()
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """Nothing here is compiled; guarding against that would import the compiler, three seconds."""
+        return False
+
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # noqa: ANN001, ANN204
         """Run the op and note its name."""
         name = func._schema.name
