@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.metadata
 import json
 import platform
+import re
 import shlex
 import subprocess
 import sys
@@ -31,7 +32,7 @@ def write_record(name: str, figures: Mapping[str, object]) -> Path:
     facts = cpu_facts()
     record = {
         "date": time.strftime("%Y-%m-%d"),
-        "command": shlex.join(["python", *sys.orig_argv[1:]]),
+        "command": shlex.join(["python", *(_without_folder(word) for word in sys.orig_argv[1:])]),
         "commit": _commit(),
         "device": {
             "name": facts.name,
@@ -48,6 +49,11 @@ def write_record(name: str, figures: Mapping[str, object]) -> Path:
     path.parent.mkdir(exist_ok=True)
     path.write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
     return path
+
+
+def _without_folder(word: str) -> str:
+    """An argument with absolute paths cut to their last part: a record names no machine's folders."""
+    return re.sub(r"/(?:[^/=\s]+/)*(?=[^/=\s]+$)", "", word) if re.search(r"(^|=)/", word) else word
 
 
 def _version(library: str) -> str | None:

@@ -38,14 +38,12 @@ def _kernel(kind: str) -> Callable[[Kernel], None]:
     return write
 
 
-@lru_cache(maxsize=1)
-def kernels() -> dict[torch.dtype, Callable[..., None]]:
-    """The compiled calls, by dtype."""
-    sources = [
-        KernelSource(f"silu_mul_{kind}", PARAMETERS, _kernel(kind)) for kind in KINDS.values()
-    ]
-    library = Library("activation", [Path(__file__)], sources)
-    return {dtype: library.function(f"silu_mul_{kind}") for dtype, kind in KINDS.items()}
+@lru_cache
+def kernel_for(dtype: torch.dtype) -> Callable[..., None]:
+    """The compiled call for a dtype."""
+    name = f"silu_mul_{KINDS[dtype]}"
+    source = KernelSource(name, PARAMETERS, _kernel(KINDS[dtype]))
+    return Library(name, [Path(__file__)], [source]).function(name)
 
 
 @silu_mul.backend("llvm", fits=fits)
@@ -56,7 +54,7 @@ def llvm_silu_mul(gate_up: Tensor) -> Tensor:
     gate_up = rows_of(gate_up)
     rows, width = gate_up.shape[0], gate_up.shape[1] // 2
     out = fresh((rows, width), gate_up.dtype)
-    kernels()[gate_up.dtype](
+    kernel_for(gate_up.dtype)(
         threads_for(rows * width, GRAIN_NUMBERS),
         gate_up.data_ptr(),
         gate_up.stride(0),

@@ -32,12 +32,12 @@ def _kernel(kind: str) -> Callable[[Kernel], None]:
     return write
 
 
-@lru_cache(maxsize=1)
-def kernels() -> dict[torch.dtype, Callable[..., None]]:
-    """The compiled calls, by dtype."""
-    sources = [KernelSource(f"embed_{kind}", PARAMETERS, _kernel(kind)) for kind in KINDS.values()]
-    library = Library("embedding", [Path(__file__)], sources)
-    return {dtype: library.function(f"embed_{kind}") for dtype, kind in KINDS.items()}
+@lru_cache
+def kernel_for(dtype: torch.dtype) -> Callable[..., None]:
+    """The compiled call for a dtype."""
+    name = f"embed_{KINDS[dtype]}"
+    source = KernelSource(name, PARAMETERS, _kernel(KINDS[dtype]))
+    return Library(name, [Path(__file__)], [source]).function(name)
 
 
 @embed.backend("llvm", fits=fits)
@@ -48,7 +48,7 @@ def llvm_embed(token_ids: Tensor, table: Tensor) -> Tensor:
     token_ids = token_ids.contiguous()
     tokens, width = token_ids.shape[0], table.shape[1]
     out = fresh((tokens, width), table.dtype)
-    kernels()[table.dtype](
+    kernel_for(table.dtype)(
         threads_for(tokens * width, GRAIN_NUMBERS),
         token_ids.data_ptr(), table.data_ptr(), out.data_ptr(), tokens, width,
     )  # fmt: skip

@@ -21,7 +21,7 @@ from tokamak.ops.cache_folder import cache_folder
 
 logger = logging.getLogger(__name__)
 
-OPTIMISATION_LEVEL = 3
+OPTIMISATION_LEVEL = 2
 
 SOURCES = {path: path.read_bytes() for path in Path(__file__).parents[1].rglob("*.py")}
 """Every file of `ops` as it was when kernels were imported: an edit under a running engine must not give

@@ -41,6 +41,8 @@ class Form:
     accepts: Callable[[Weight, torch.dtype, DeviceFacts], bool]
     rounds: Literal["nothing", "rows", "weights"] = "nothing"
     """What it rounds beyond the weight as stored and the rows' own dtype."""
+    replaces: str = ""
+    """A form that need not be measured where this one fits, as this one is faster everywhere."""
 
 
 FORMS: list[Form] = []

@@ -346,5 +346,12 @@ def _accepts(weight: Weight, dtype: torch.dtype, facts: DeviceFacts) -> bool:
 
 
 FORMS.insert(
-    0, Form("llvm16", lambda weight, dtype: RoundedLinear(weight), _accepts, rounds="rows")
+    0,
+    Form(
+        "llvm16",
+        lambda weight, dtype: RoundedLinear(weight),
+        _accepts,
+        rounds="rows",
+        replaces="llvm",
+    ),
 )

@@ -93,10 +93,9 @@ def choose(
     if exact or first == DenseLinear.form:
         return Choice(first, first, 0, "the first form that fits")
     kind = f"q{4 if weight.bits == 4 else 8}" if isinstance(weight, GroupedWeight) else "dense"
+    passed_over = {DenseLinear.form, *(form.replaces for form in forms.values())}
     makers = {
-        name: partial(_make, form, dtype)
-        for name, form in forms.items()
-        if name != DenseLinear.form
+        name: partial(_make, form, dtype) for name, form in forms.items() if name not in passed_over
     }
     return choose_forms(makers, kind, dtype=dtype, facts=facts)
 

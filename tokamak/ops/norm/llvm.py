@@ -79,28 +79,14 @@ def _add(kind: str) -> Callable[[Kernel], None]:
     return write
 
 
-@lru_cache(maxsize=1)
-def add_kernels() -> dict[torch.dtype, Callable[..., None]]:
-    """The compiled calls that only add, by dtype."""
-    sources = [KernelSource(f"add_{kind}", PARAMETERS, _add(kind)) for kind in KINDS.values()]
-    library = Library("residual", [Path(__file__)], sources)
-    return {dtype: library.function(f"add_{kind}") for dtype, kind in KINDS.items()}
-
-
-@lru_cache(maxsize=1)
-def kernels() -> dict[tuple[torch.dtype, bool], Callable[..., None]]:
-    """The compiled calls that norm, by dtype and whether a residual is added."""
-    choices = {
-        (dtype, adds): f"{'add_' * adds}{kind}"
-        for dtype, kind in KINDS.items()
-        for adds in (False, True)
-    }
-    sources = [
-        KernelSource(name, PARAMETERS, _kernel(KINDS[dtype], adds=adds))
-        for (dtype, adds), name in choices.items()
-    ]
-    library = Library("norm", [Path(__file__)], sources)
-    return {choice: library.function(name) for choice, name in choices.items()}
+@lru_cache
+def kernel_for(op: str, dtype: torch.dtype) -> Callable[..., None]:
+    """The compiled call of an op for a dtype."""
+    kind = KINDS[dtype]
+    name = f"{op}_{kind}"
+    body = _add(kind) if op == "add_residual" else _kernel(kind, adds=op == "add_rms_norm")
+    source = KernelSource(name, PARAMETERS, body)
+    return Library(name, [Path(__file__)], [source]).function(name)
 
 
 @rms_norm.backend("llvm", fits=fits)
@@ -111,7 +97,7 @@ def llvm_rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     x = rows_of(x)
     rows, width = x.shape
     out = fresh((rows, width), x.dtype)
-    kernels()[x.dtype, False](
+    kernel_for("rms_norm", x.dtype)(
         threads_for(rows * width, GRAIN_NUMBERS),
         x.data_ptr(),
         x.stride(0),
@@ -137,7 +123,7 @@ def llvm_add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -
     x = rows_of(x)
     rows, width = x.shape
     out = fresh((rows, width), x.dtype)
-    kernels()[x.dtype, True](
+    kernel_for("add_rms_norm", x.dtype)(
         threads_for(rows * width, GRAIN_NUMBERS),
         x.data_ptr(),
         x.stride(0),
@@ -158,7 +144,7 @@ def llvm_add_residual(x: Tensor, residual: Tensor) -> Tensor:
         return add_residual.reference(x, residual)
     x = rows_of(x)
     rows, width = x.shape
-    add_kernels()[x.dtype](
+    kernel_for("add_residual", x.dtype)(
         threads_for(rows * width, GRAIN_NUMBERS),
         x.data_ptr(), x.stride(0), residual.data_ptr(), 0, 0, rows, width, 0,
     )  # fmt: skip

@@ -85,12 +85,12 @@ def _kernel(kind: str) -> Callable[[Kernel], None]:
     return write
 
 
-@lru_cache(maxsize=1)
-def kernels() -> dict[torch.dtype, Callable[..., None]]:
-    """The compiled calls, by dtype."""
-    sources = [KernelSource(f"rotate_{kind}", PARAMETERS, _kernel(kind)) for kind in KINDS.values()]
-    library = Library("rope", [Path(__file__), Path(norm_kernels.__file__)], sources)
-    return {dtype: library.function(f"rotate_{kind}") for dtype, kind in KINDS.items()}
+@lru_cache
+def kernel_for(dtype: torch.dtype) -> Callable[..., None]:
+    """The compiled call for a dtype."""
+    name = f"rotate_{KINDS[dtype]}"
+    source = KernelSource(name, PARAMETERS, _kernel(KINDS[dtype]))
+    return Library(name, [Path(__file__), Path(norm_kernels.__file__)], [source]).function(name)
 
 
 @rotate_and_cache.backend("llvm", fits=fits)
@@ -115,7 +115,7 @@ def llvm_rotate_and_cache(
     tokens = qkv.shape[0]
     heads = qkv.shape[1] // width - 2 * kv_heads
     out = fresh((tokens, heads, width), qkv.dtype)
-    kernels()[qkv.dtype](
+    kernel_for(qkv.dtype)(
         threads_for(tokens * qkv.shape[1], GRAIN_NUMBERS),
         qkv.data_ptr(), qkv.stride(0), positions.data_ptr(), cos_sin.data_ptr(), cos_sin.shape[1] // 2,
         k_cache.data_ptr(), *k_cache.stride()[:3], v_cache.data_ptr(), *v_cache.stride()[:3],
