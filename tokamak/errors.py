@@ -15,7 +15,15 @@
     ├── OverloadedError        the queue is full; try again later (HTTP 503, Retry-After)
     └── EngineError            our own failure while running (HTTP 500)
         ├── EngineDeadError        the engine process is gone
-        └── StepError              one step failed; names its requests and its shape
+        ├── StepError              one step failed; names its requests and its shape
+        └── FatalError             nobody of the group may go on: peers are inside a collective, or graphs are unsound
+            ├── GroupError             ranks disagree: StepDesync, ConfigMismatch, ExchangeTimeout
+            ├── ShapeInvariant         a settled shape contradicts itself
+            ├── GraphError             recording or replay: RegionMismatch, UnjoinedSideStream, LateBuffer,
+            │                          BucketNotRecorded, NestedRecording, PoisonedGraph, PoolOverrun,
+            │                          HandoffShape, HostReadInRecording, GraphMismatch
+            └── ContextError           the step context: ContextNested, NoContext, StatusTooEarly, StatusTakenTwice,
+                                       FillSite, ArenaOverflow
 
 Every message names the thing, its value and what was expected; `hint` says what to do.
 """
@@ -99,3 +107,99 @@ class EngineDeadError(EngineError):
 
 class StepError(EngineError):
     """One step failed; its requests end with this error and the engine goes on."""
+
+
+class FatalError(EngineError):
+    """Nobody of the group may go on; the engine ends with this message."""
+
+
+class GroupError(FatalError):
+    """Data-parallel ranks disagree, or one of them is gone."""
+
+
+class StepDesync(GroupError):
+    """Ranks are at different steps; the message names the step of each."""
+
+
+class ConfigMismatch(GroupError):
+    """Ranks were started with different ladders or switches."""
+
+
+class ExchangeTimeout(GroupError):
+    """A rank did not answer in the step's exchange; the message lists those that did."""
+
+
+class ShapeInvariant(FatalError):
+    """A settled shape contradicts itself; the message names the field and its value."""
+
+
+class GraphError(FatalError):
+    """A recording cannot be made, or cannot be trusted."""
+
+
+class RegionMismatch(GraphError):
+    """A forward met other eager regions than its model declares."""
+
+
+class UnjoinedSideStream(GraphError):
+    """A side stream is still open where a recorded segment ends."""
+
+
+class LateBuffer(GraphError):
+    """A buffer that must outlive recordings was asked for while one was made."""
+
+
+class BucketNotRecorded(GraphError):
+    """A replay was asked of a size nobody recorded."""
+
+
+class NestedRecording(GraphError):
+    """A recording was started inside another."""
+
+
+class PoisonedGraph(GraphError):
+    """A recorded run failed before; what its buffers hold cannot be trusted."""
+
+
+class PoolOverrun(GraphError):
+    """Recordings take more memory than was set aside for them."""
+
+
+class HandoffShape(GraphError):
+    """A region was given, or gave back, a tensor of the wrong shape."""
+
+
+class HostReadInRecording(GraphError):
+    """A recorded segment read a number from the device to the host, where a replay cannot follow."""
+
+
+class GraphMismatch(GraphError):
+    """A replay gave other numbers than the eager forward."""
+
+
+class ContextError(FatalError):
+    """The step context was used out of order."""
+
+
+class ContextNested(ContextError):
+    """A step context was installed while another is."""
+
+
+class NoContext(ContextError):
+    """The body of an eager region ran outside of a step."""
+
+
+class StatusTooEarly(ContextError):
+    """The previous step's status was read before the inputs of this one were launched."""
+
+
+class StatusTakenTwice(ContextError):
+    """The previous step's status was taken twice in a step."""
+
+
+class FillSite(ContextError):
+    """A derived table was read both inside a recorded segment and in an eager region."""
+
+
+class ArenaOverflow(ContextError):
+    """A plan is larger than the input buffers were made for."""

@@ -81,6 +81,32 @@ class KernelConfig:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class GraphConfig:
+    """What is recorded, when, and how it is checked."""
+
+    when: Literal["startup", "on-demand", "off"]
+    backend: Literal["cuda", "sim", "none"]
+    """`none` exactly when `when` is off."""
+    request_sizes: tuple[int, ...] | None
+    """Request buckets; None is the default rule, empty is off."""
+    token_sizes: tuple[int, ...] | None
+    """Token buckets; None is the default rule, empty is off."""
+    token_max: int
+    """The top of the default token ladder."""
+    eager_pad: bool
+    """Run token buckets eagerly at their size with the same padding: a fault of padding or of recording?"""
+    pools: Literal["per_graph", "per_bucket"]
+    allow_missing_bucket: bool
+    """Whether a bucket that fails to record (for a reason other than memory) is left out by all ranks."""
+    verify: bool
+    """Compare every bucket with the eager forward before serving."""
+    verify_rate: float
+    """The share of replayed steps that are compared with the eager forward while serving."""
+    poison_pads: bool
+    """Fill what pad rows read with NaN in eager steps, so that a row which reads them shows."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ServerConfig:
     """How the HTTP server listens and what it accepts."""
 
