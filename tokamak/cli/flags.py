@@ -26,6 +26,7 @@ GROUP_TITLES = {
     "cache": "cache",
     "scheduler": "scheduler",
     "kernels": "kernels",
+    "graphs": "graphs",
     "server": "server",
 }
 

@@ -43,6 +43,8 @@ class ModelConfig:
     """Whether weights must keep every bit the file has: `dtype=float32` was asked for by name."""
     device: str
     max_model_len: int
+    shortens: bool
+    """Whether max_model_len was our choice: a start whose recordings leave less room shortens it."""
     chat_template: str | None
     """A path to a template that replaces the model's own."""
     facts: ModelFacts
@@ -57,6 +59,8 @@ class CacheConfig:
     """Bytes for all blocks; the block count follows from the model's rows."""
     blocks: int | None
     """A block count that overrides arena_bytes, or None."""
+    room_bytes: int | None
+    """What the cache and recordings may take together; None where the cache's size was asked for."""
     prefix_caching: bool
 
 
@@ -137,4 +141,5 @@ class EngineConfig:
     cache: CacheConfig
     scheduler: SchedulerConfig
     kernels: KernelConfig
+    graphs: GraphConfig
     reasons: tuple[Reason, ...]

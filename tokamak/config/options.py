@@ -82,10 +82,23 @@ def _strings(value: object) -> object:
     return value
 
 
+def _sizes(value: object) -> object:
+    """Comma-separated counts, one count, or a sequence of them, as one tuple; an empty text is the empty list."""
+    if isinstance(value, int) and not isinstance(value, bool):
+        return (value,)
+    if not isinstance(value, str) or value == "auto":
+        return value
+    parts = [part.strip() for part in value.split(",") if part.strip()]
+    if not all(re.fullmatch(r"-?[0-9]+", part) for part in parts):
+        raise ValueError("auto, or counts such as 1,2,4")
+    return tuple(int(part) for part in parts)
+
+
 Auto = Literal["auto"]
 Count = Annotated[int, Field(ge=1)]
 ByteCount = Annotated[int, Field(ge=1)]
 Strings = Annotated[tuple[str, ...], NoDecode, BeforeValidator(_strings)]
+Sizes = Annotated[Auto | tuple[int, ...], NoDecode, BeforeValidator(_sizes)]
 Assignments = Annotated[
     tuple[Annotated[str, Field(pattern=r"^[A-Za-z0-9_]+=[A-Za-z0-9_]+$")], ...],
     NoDecode,
@@ -185,6 +198,40 @@ class EngineOptions(BaseSettings):
         (), "kernels", "Backends to use, as op=backend; `tokamak doctor` lists them."
     )
 
+    graphs: Literal["auto", "startup", "on-demand", "off"] = _option(
+        "auto", "graphs", "When steps are recorded: before serving, when a size first comes, never."
+    )
+    graph_backend: Literal["auto", "cuda", "sim", "none"] = _option(
+        "auto", "graphs", "What records: cuda on a GPU, sim on a CPU, none with graphs off."
+    )
+    req_graph_sizes: Sizes = _option(
+        "auto", "graphs", "Requests of recorded decode steps; an empty list is off."
+    )
+    token_graph_sizes: Sizes = _option(
+        "auto", "graphs", "Tokens of recorded steps with prefill; an empty list is off."
+    )
+    token_graph_max: Count = _option(
+        2048, "graphs", "The largest of the default token sizes; token_graph_sizes replaces them."
+    )
+    token_graph_eager_pad: bool = _option(
+        False, "graphs", "Run token buckets eagerly with the same padding, to find a fault's place."
+    )
+    graph_pools: Literal["per_graph", "per_bucket"] = _option(
+        "per_graph", "graphs", "Who shares memory: all buckets of a graph, or none (diagnosis)."
+    )
+    graphs_allow_missing_bucket: bool = _option(
+        False, "graphs", "Serve without buckets that fail to record; out of memory always ends."
+    )
+    verify_graphs: bool = _option(
+        False, "graphs", "Compare every bucket with the eager forward before it serves."
+    )
+    verify_graphs_rate: Annotated[float, Field(ge=0.0, le=1.0)] = _option(
+        0.0, "graphs", "Share of replayed steps compared with the eager forward while serving."
+    )
+    poison_pad_rows: bool = _option(
+        False, "graphs", "Fill what padding rows read with NaN, to find a row that reads them."
+    )
+
     def __init__(self, **given: Any) -> None:
         """Gather options from arguments, TOKAMAK_* variables and the TOML file, in this order.
 
@@ -275,7 +322,7 @@ def _kinds(annotation: object) -> list[str]:
     if origin is Annotated:
         return _kinds(get_args(annotation)[0])
     if origin is tuple:
-        return ["NAMES"]
+        return ["N,N" if get_args(annotation)[0] is int else "NAMES"]
     if origin is not None:
         return [kind for part in get_args(annotation) for kind in _kinds(part)]
     return {int: ["N"], float: ["X"], str: ["TEXT"]}.get(cast("type", annotation), [])
@@ -356,7 +403,7 @@ def _expected(problem: ErrorDetails) -> str:
         case "string_type":
             return "a text"
         case "tuple_type":
-            return "a list of texts"
+            return "a list"
         case "string_pattern_mismatch":
             return "pairs of op=backend"
         case "greater_than_equal":

@@ -24,6 +24,7 @@ from tokamak.config.engine import (
 from tokamak.config.options import EngineOptions, ServeOptions
 from tokamak.config.reasons import AUTO, Reasons, size
 from tokamak.config.settle_cache import cache_block_bytes, settle_cache
+from tokamak.config.settle_graphs import settle_graphs
 from tokamak.device.facts import DeviceFacts
 from tokamak.errors import OptionError
 
@@ -67,12 +68,14 @@ def settle_engine(
             exact=options.dtype == "float32",
             device=device,
             max_model_len=max_model_len,
+            shortens=options.max_model_len == AUTO,
             chat_template=_existing_template(options.chat_template),
             facts=model,
         ),
         cache=cache,
         scheduler=scheduler,
         kernels=_settle_kernels(options, facts, reasons),
+        graphs=settle_graphs(options, facts, dtype, scheduler, reasons),
         reasons=tuple(reasons.lines),
     )
     refuse_combinations(config)

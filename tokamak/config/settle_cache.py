@@ -44,6 +44,11 @@ def cache_block_bytes(model: ModelFacts, dtype: DType, block_tokens: int) -> int
     return block_tokens * model.cache_token_numbers * DTYPE_BYTES[dtype]
 
 
+def held_weight_bytes(model: ModelFacts, dtype: DType) -> int:
+    """What the weights take at most, in the model's arithmetic or as stored."""
+    return max(model.parameters * DTYPE_BYTES[dtype], model.weight_bytes)
+
+
 def settle_cache(
     options: EngineOptions,
     facts: DeviceFacts,
@@ -66,11 +71,13 @@ def settle_cache(
     request_blocks = math.ceil(longest / block_tokens)
     demand = _Demand(
         longest_tokens=longest,
-        weight_bytes=max(model.parameters * DTYPE_BYTES[dtype], model.weight_bytes),
+        weight_bytes=held_weight_bytes(model, dtype),
         block_bytes=block_bytes,
         request_bytes=(request_blocks + NULL_BLOCKS) * block_bytes,
         all_bytes=(max_num_seqs * request_blocks + NULL_BLOCKS) * block_bytes,
     )
+    asked = options.num_blocks_override is not None or options.kv_cache_memory_bytes != AUTO
+    room_bytes = None if asked else _room_bytes(options, facts, demand)
     arena_bytes = _arena_bytes(options, facts, demand, reasons)
     blocks = options.num_blocks_override
     if blocks is None and block_bytes:
@@ -90,9 +97,15 @@ def settle_cache(
         block_tokens=block_tokens,
         arena_bytes=arena_bytes,
         blocks=options.num_blocks_override,
+        room_bytes=room_bytes,
         prefix_caching=options.enable_prefix_caching,
     )
     return cache, max_model_len
+
+
+def _room_bytes(options: EngineOptions, facts: DeviceFacts, demand: _Demand) -> int:
+    """What memory_fraction leaves beside the weights."""
+    return int(facts.memory_bytes * options.memory_fraction) - demand.weight_bytes
 
 
 def _arena_bytes(
@@ -110,7 +123,7 @@ def _arena_bytes(
         return options.num_blocks_override * demand.block_bytes
     if options.kv_cache_memory_bytes != AUTO:
         return reasons.note("kv_cache_memory_bytes", options.kv_cache_memory_bytes, "asked for")
-    room = int(facts.memory_bytes * options.memory_fraction) - demand.weight_bytes
+    room = _room_bytes(options, facts, demand)
     least = (
         (1 + NULL_BLOCKS) * demand.block_bytes
         if options.max_model_len == AUTO

@@ -79,6 +79,37 @@ def test_lists_may_be_written_with_commas(given: object) -> None:
     assert EngineOptions(served_model_name=given).served_model_name == ("a", "b")
 
 
+@pytest.mark.parametrize(
+    ("given", "sizes"),
+    [
+        ("1,2, 8", (1, 2, 8)),
+        ("64", (64,)),
+        (64, (64,)),
+        ([8, 1], (8, 1)),
+        ("", ()),
+        ([], ()),
+        ("auto", "auto"),
+    ],
+    ids=str,
+)
+def test_graph_sizes_are_counts_with_commas_and_an_empty_text_is_none(
+    given: object, sizes: object
+) -> None:
+    assert EngineOptions(req_graph_sizes=given).req_graph_sizes == sizes
+
+
+def test_graph_sizes_can_be_named_by_the_environment_and_the_file(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    path = tmp_path / "tokamak.toml"
+    path.write_text("token_graph_sizes = []\n")
+    monkeypatch.setenv("TOKAMAK_REQ_GRAPH_SIZES", "1,4")
+
+    options = EngineOptions(config=str(path))
+
+    assert (options.req_graph_sizes, options.token_graph_sizes) == ((1, 4), ())
+
+
 def test_lists_in_the_environment_are_written_with_commas(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TOKAMAK_API_KEY", "one, two")
 
@@ -143,6 +174,15 @@ def test_a_missing_file_is_one_line(tmp_path: Path) -> None:
         ),
         ({"kv_cache_memory_bytes": "lots"}, "it must be a number of bytes, such as 2GiB"),
         ({"seed": -1}, "seed is -1; it must be at least 0"),
+        (
+            {"req_graph_sizes": "1,many"},
+            "req_graph_sizes is '1,many'; it must be auto, or counts such as 1,2,4",
+        ),
+        ({"verify_graphs_rate": 1.5}, "verify_graphs_rate is 1.5; it must be at most 1.0"),
+        (
+            {"graphs": "always"},
+            "graphs is 'always'; it must be 'auto', 'startup', 'on-demand' or 'off'",
+        ),
     ],
 )
 def test_a_wrong_value_is_one_line_with_option_value_and_what_is_expected(
@@ -188,8 +228,9 @@ def test_options_do_not_thaw() -> None:
 
 
 def test_every_option_has_help_and_a_group() -> None:
+    groups = {"model", "cache", "scheduler", "kernels", "graphs", "server"}
     for name in option_names(ServeOptions):
         field = ServeOptions.model_fields[name]
 
         assert field.description, name
-        assert option_group(field) in {"model", "cache", "scheduler", "kernels", "server"}, name
+        assert option_group(field) in groups, name

@@ -8,6 +8,7 @@ from types import SimpleNamespace
 import msgspec
 import pytest
 
+from tests.support.configs import no_graphs
 from tests.support.factory import END_ID, a_result, cache_groups
 from tokamak.config.engine import (
     CacheConfig,
@@ -72,10 +73,13 @@ def a_core(executor: ScriptedExecutor, **limits: int) -> EngineCore:
                 exact=True,
                 device="cpu",
                 max_model_len=1000,
+                shortens=False,
                 chat_template=None,
                 facts=facts,
             ),
-            cache=CacheConfig(block_tokens=4, arena_bytes=1, blocks=None, prefix_caching=True),
+            cache=CacheConfig(
+                block_tokens=4, arena_bytes=1, blocks=None, room_bytes=None, prefix_caching=True
+            ),
             scheduler=SchedulerConfig(
                 **{
                     "max_num_seqs": 4,
@@ -87,6 +91,7 @@ def a_core(executor: ScriptedExecutor, **limits: int) -> EngineCore:
                 }
             ),
             kernels=KernelConfig(threads=1, prefer=()),
+            graphs=no_graphs(),
             reasons=(),
         ),
         executor,
