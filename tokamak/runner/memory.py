@@ -1,13 +1,22 @@
-"""How many bytes a rank needs, by purpose; the same function for a real start and for a plan of one."""
+"""How many bytes a rank needs, by purpose; the same functions for a real start and for a plan of one.
+
+`plan_start` is what `assemble.py` follows and `simulate.py` prints: neither works out a size on its own.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from tokamak.cache.groups import CacheGroup
 from tokamak.cache.layout import bytes_per_block
 from tokamak.config.engine import EngineConfig
+from tokamak.config.reasons import size
+from tokamak.config.settle import check_pool
+from tokamak.config.settle_cache import NULL_BLOCKS, held_weight_bytes
+from tokamak.errors import OptionError
+from tokamak.graphs.ladder import Ladder
+from tokamak.runner.graph_cost import GraphCost, graph_pool_estimate, reserve_bytes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -20,14 +29,105 @@ class MemoryPlan:
     cache_bytes: int
     input_bytes: int
     logit_bytes: int
+    graph_estimate_bytes: int
+    """What recordings are expected to take; 0 when graphs are off."""
+    graph_bytes: int
+    """What is set aside for them."""
 
 
-def plan_memory(config: EngineConfig, groups: Sequence[CacheGroup]) -> MemoryPlan:
-    """The memory plan of a config for a model with these cache groups."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StartPlan:
+    """Every size of a start, before a weight is read."""
+
+    config: EngineConfig
+    """As given, but with the max_model_len that fits beside the recordings."""
+    groups: tuple[CacheGroup, ...]
+    request_ladder: Ladder
+    token_ladder: Ladder
+    cost: GraphCost
+    memory: MemoryPlan
+    weight_bytes: int
+    """At most, from the checkpoint's facts."""
+
+    @property
+    def longest_requests(self) -> int:
+        """How many requests of max_model_len the cache holds at once."""
+        tokens = self.config.cache.block_tokens
+        blocks = -(-self.config.model.max_model_len // tokens)
+        return (self.memory.total_blocks - NULL_BLOCKS) // blocks
+
+
+def plan_start(
+    config: EngineConfig, groups: Sequence[CacheGroup], cost: GraphCost, *, q_width: int = 1
+) -> StartPlan:
+    """The sizes of a start.
+
+    Args:
+        config: the settled config.
+        groups: the cache groups of the model, built but not loaded.
+        cost: what recordings take, measured, saved or the default.
+        q_width: token rows of a decode request: 1 and the drafted tokens.
+
+    Raises:
+        OptionError: the cache cannot hold one request of max_model_len.
+    """
+    requests, tokens = ladders(config, q_width=q_width)
+    memory = plan_memory(config, groups, cost, q_width=q_width)
+    config = _shortened(config, memory)
+    check_pool(config, memory.total_blocks - NULL_BLOCKS)
+    return StartPlan(
+        config=config,
+        groups=tuple(groups),
+        request_ladder=requests,
+        token_ladder=tokens,
+        cost=cost,
+        memory=memory,
+        weight_bytes=held_weight_bytes(config.model.facts, config.model.dtype),
+    )
+
+
+def ladders(config: EngineConfig, *, q_width: int = 1) -> tuple[Ladder, Ladder]:
+    """The request and the token buckets of a config; both empty when graphs are off."""
+    graphs, limits = config.graphs, config.scheduler
+    if graphs.when == "off":
+        return Ladder(()), Ladder(())
+    requests = Ladder.requests(
+        graphs.request_sizes,
+        max_num_seqs=limits.max_num_seqs,
+        q_width=q_width,
+        max_num_batched_tokens=limits.max_num_batched_tokens,
+    )
+    tokens = Ladder.tokens(
+        graphs.token_sizes,
+        token_max=graphs.token_max,
+        max_num_batched_tokens=limits.max_num_batched_tokens,
+    )
+    return requests, tokens
+
+
+def plan_memory(
+    config: EngineConfig, groups: Sequence[CacheGroup], cost: GraphCost, *, q_width: int = 1
+) -> MemoryPlan:
+    """The memory plan of a config for a model with these cache groups.
+
+    A cache whose size was our choice makes room for recordings; one that was asked for keeps its size.
+
+    Raises:
+        OptionError: recordings leave no room for the cache.
+    """
+    requests, tokens = ladders(config, q_width=q_width)
+    estimate = graph_pool_estimate(
+        request_buckets=requests.buckets,
+        token_buckets=tokens.buckets,
+        q_width=q_width,
+        pools=config.graphs.pools,
+        cost=cost,
+    )
+    graph_bytes = reserve_bytes(estimate)
     block_bytes = bytes_per_block(groups, config.cache.block_tokens)
     blocks = config.cache.blocks
     if blocks is None:
-        blocks = config.cache.arena_bytes // block_bytes
+        blocks = _arena_bytes(config, graph_bytes) // block_bytes
     slots = config.scheduler.max_num_seqs + 1
     max_blocks = -(-config.model.max_model_len // config.cache.block_tokens)
     history_bytes = 4 * slots * (config.model.max_model_len + 1)
@@ -38,4 +138,28 @@ def plan_memory(config: EngineConfig, groups: Sequence[CacheGroup]) -> MemoryPla
         cache_bytes=blocks * block_bytes,
         input_bytes=history_bytes + table_bytes,
         logit_bytes=4 * config.scheduler.max_num_seqs * config.model.facts.vocab_tokens,
+        graph_estimate_bytes=estimate,
+        graph_bytes=graph_bytes,
     )
+
+
+def _arena_bytes(config: EngineConfig, graph_bytes: int) -> int:
+    """Bytes for all blocks beside recordings."""
+    room = config.cache.room_bytes
+    if room is None:
+        return config.cache.arena_bytes
+    if graph_bytes >= room:
+        raise OptionError(
+            f"recordings take {size(graph_bytes)}, but memory_fraction leaves {size(room)} for them and "
+            "the cache beside the weights",
+            hint="use a larger memory_fraction, fewer graph sizes, or graphs=off",
+        )
+    return min(config.cache.arena_bytes, room - graph_bytes)
+
+
+def _shortened(config: EngineConfig, memory: MemoryPlan) -> EngineConfig:
+    """A max_model_len nobody asked for gives way to recordings."""
+    held = (memory.total_blocks - NULL_BLOCKS) * config.cache.block_tokens
+    if not config.model.shortens or not 1 <= held < config.model.max_model_len:
+        return config
+    return replace(config, model=replace(config.model, max_model_len=held))

@@ -1,0 +1,179 @@
+"""The bytes of recordings: one function, measured, saved or default costs, and a reserve that is checked."""
+
+from __future__ import annotations
+
+import json
+import logging
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.support.configs import a_config
+from tokamak.config.places import CACHE_VARIABLE
+from tokamak.errors import PoolOverrun
+from tokamak.runner.graph_cost import (
+    GraphCost,
+    check_reserve,
+    cost_path,
+    default_cost,
+    graph_pool_estimate,
+    measured,
+    reserve_bytes,
+    save_cost,
+    saved_cost,
+)
+
+COST = GraphCost(bytes_per_bucket=100, bytes_per_row=7, source="measured")
+
+
+def estimate(
+    requests: tuple[int, ...] = (), tokens: tuple[int, ...] = (), *, pools="per_graph", q_width=1
+) -> int:
+    return graph_pool_estimate(
+        request_buckets=requests, token_buckets=tokens, q_width=q_width, pools=pools, cost=COST
+    )
+
+
+def test_without_buckets_nothing_is_set_aside() -> None:
+    assert estimate() == 0
+    assert reserve_bytes(estimate()) == 0
+
+
+def test_the_buckets_of_a_graph_share_a_pool_and_two_graphs_do_not() -> None:
+    requests, tokens = estimate((1, 2, 4)), estimate(tokens=(64, 128))
+
+    assert requests == 3 * 100 + 4 * 7
+    assert tokens == 2 * 100 + 128 * 7
+    assert estimate((1, 2, 4), (64, 128)) == requests + tokens
+
+
+def test_a_pool_of_its_own_for_every_bucket_adds_up() -> None:
+    assert estimate((1, 2, 4), (64,), pools="per_bucket") == 4 * 100 + (1 + 2 + 4 + 64) * 7
+
+
+def test_a_decode_request_of_several_tokens_takes_as_many_rows() -> None:
+    assert estimate((1, 4), q_width=3) == 2 * 100 + 12 * 7
+
+
+@given(st.integers(0, 10**6), st.integers(0, 10**5), st.sets(st.integers(1, 4096), min_size=2))
+def test_a_line_through_two_recordings_gives_their_bytes_back(
+    bucket: int, row: int, rows: set[int]
+) -> None:
+    small, *_, large = sorted(rows)
+    told = {rows: bucket + row * rows for rows in (small, large)}
+
+    cost = measured(rows_a=large, bytes_a=told[large], rows_b=small, bytes_b=told[small])
+
+    assert (cost.bytes_per_bucket, cost.bytes_per_row) == (bucket, row)
+    assert cost.source == "measured"
+
+
+@given(st.integers(1, 100), st.integers(0, 10**9), st.integers(1, 100), st.integers(0, 10**9))
+def test_a_measured_cost_never_falls_below_what_was_measured(
+    rows_a: int, bytes_a: int, rows_b: int, bytes_b: int
+) -> None:
+    cost = measured(rows_a=rows_a, bytes_a=bytes_a, rows_b=rows_b, bytes_b=bytes_b)
+
+    assert cost.bytes_of(rows_a) >= bytes_a
+    assert cost.bytes_of(rows_b) >= bytes_b
+
+
+def test_a_default_cost_counts_the_outputs_of_recorded_matrices() -> None:
+    shapes = [(1000, 64), (96, 64), (64, 96), (64,), (1000, 64)]
+
+    cost = default_cost(shapes, vocab_tokens=1000, number_bytes=4)
+
+    assert cost.bytes_per_row == 2 * (96 + 64) * 4
+    assert cost.source == "default"
+
+
+def test_a_saved_cost_comes_back_marked_as_saved(tmp_path: Path) -> None:
+    path = tmp_path / "costs" / "one.json"
+
+    save_cost(path, COST)
+
+    assert saved_cost(path) == GraphCost(bytes_per_bucket=100, bytes_per_row=7, source="saved")
+    assert [file.name for file in path.parent.iterdir()] == ["one.json"]
+
+
+def test_a_cost_nobody_saved_is_none(tmp_path: Path) -> None:
+    assert saved_cost(tmp_path / "none.json") is None
+
+
+def test_a_cost_that_cannot_be_read_is_named_and_measured_again(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = tmp_path / "bad.json"
+    path.write_text('{"bytes_per_bucket": "many"}')
+
+    assert saved_cost(path) is None
+    assert "bad.json" in caplog.text
+
+
+def test_a_folder_that_cannot_be_written_is_named(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "file").write_text("")
+
+    save_cost(tmp_path / "file" / "one.json", COST)
+
+    assert str(tmp_path / "file") in caplog.text
+
+
+def test_a_cost_is_kept_per_model_arithmetic_and_geometry(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv(CACHE_VARIABLE, str(tmp_path))
+    model = {"hidden_size": 64}
+    same = cost_path(a_config(dtype="fp32"), model)
+
+    others = [
+        cost_path(a_config(dtype="fp32"), {"hidden_size": 65}),
+        cost_path(a_config(dtype="bf16", graphs="startup"), model),
+        cost_path(a_config(dtype="fp32", block_size=8), model),
+        cost_path(a_config(dtype="fp32", kernels="rms_norm=reference"), model),
+        cost_path(a_config(dtype="fp32", graphs="off"), model),
+    ]
+
+    assert cost_path(a_config(dtype="fp32", max_num_seqs=3), model) == same
+    assert len({same, *others}) == 6
+    assert same.is_relative_to(tmp_path)
+    assert json.dumps(model) not in same.name
+
+
+@pytest.mark.parametrize("real", [800, 1000, 1200])
+def test_recordings_near_the_estimate_are_no_warning(
+    real: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.WARNING)
+
+    line = check_reserve(estimate=1000, real=real, source="measured")
+
+    assert not caplog.records
+    assert "estimated 1000 B (measured)" in line
+
+
+@pytest.mark.parametrize("real", [700, 1240])
+def test_recordings_a_fifth_from_the_estimate_are_warned_of(
+    real: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    check_reserve(estimate=1000, real=real, source="saved")
+
+    assert f"{size_text(real)}" in caplog.text
+
+
+def size_text(count: int) -> str:
+    return f"{count} B" if count < 1024 else f"{count / 1024:.4g} KiB"
+
+
+def test_recordings_beyond_the_reserve_end_the_start() -> None:
+    with pytest.raises(PoolOverrun, match=r"more than the 1\.221 KiB set aside .*graphs=off"):
+        check_reserve(estimate=1000, real=1251, source="measured")
+
+
+def test_a_default_that_was_too_small_is_warned_of(caplog: pytest.LogCaptureFixture) -> None:
+    check_reserve(estimate=1000, real=5000, source="default")
+
+    assert "default" in caplog.text
