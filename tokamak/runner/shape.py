@@ -1,53 +1,73 @@
 """How large a step is, how it runs, and why: a StepPlan becomes a StepShape.
 
 `decide` is the exchange followed by `settle`; `settle` is a pure function of the gathered rows, so every
-rank can compute every other rank's shape (runner requirements SH-1 to SH-9).
+rank can compute every other rank's shape (runner requirements SH-1 to SH-9, SH-18).
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
-import numpy.typing as npt
 
-from tokamak.core.plan import Mode, StepPlan, StepShape
-from tokamak.runner.exchange import COLUMNS, RankRow, Rows, rank_row
-
-
-class Exchange(Protocol):
-    """Carries one row per rank and step."""
-
-    rank: int
-
-    def gather_rows(self, row: RankRow) -> Rows:
-        """All ranks' rows, int32 [ranks, columns]."""
-        ...
+from tokamak.core.plan import Int32s, Mode, StepPlan, StepShape
+from tokamak.errors import ShapeInvariant
+from tokamak.graphs.ladder import Ladder
+from tokamak.runner.exchange import (
+    COLUMNS,
+    Demand,
+    Exchange,
+    Rows,
+    demand_names,
+    rank_row,
+)
 
 
 class TokenBuckets(Protocol):
-    """Answers which token bucket a step can replay; None if no recording fits."""
+    """Answers which token bucket a step can replay."""
+
+    @property
+    def ladder(self) -> Ladder:
+        """Sizes that may be recorded; none when the graph is off."""
+        ...
 
     def bucket(self, tokens: int, /) -> int | None:
-        """The recorded bucket that holds so many token rows."""
+        """The recorded bucket that holds so many token rows, or None."""
         ...
 
 
 class RequestBuckets(Protocol):
-    """Answers which request bucket a uniform decode step can replay; None if no recording fits."""
+    """Answers which request bucket a uniform decode step can replay."""
 
-    def bucket(self, requests: int, /, *, q_width: int) -> int | None:
-        """The recorded bucket that holds so many request rows of this width."""
+    @property
+    def ladder(self) -> Ladder:
+        """Sizes that may be recorded; none when the graph is off."""
+        ...
+
+    def bucket(self, requests: int, /, *, q_width: int, split: bool = False) -> int | None:
+        """The recorded bucket that holds so many request rows of this width, or None."""
         ...
 
 
 class NoGraph:
     """Graphs off: nothing is recorded, so every step runs eagerly."""
 
-    def bucket(self, size: int, *, q_width: int = 1) -> int | None:
+    ladder = Ladder(())
+
+    def bucket(self, size: int, /, *, q_width: int = 1, split: bool = False) -> int | None:
         """No bucket."""
-        del size, q_width
+        del size, q_width, split
         return None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Policy:
+    """What was decided at start-up about every step, equal on all ranks."""
+
+    drafts: bool
+    """Whether tokens are drafted after a step."""
 
 
 class RunningTable:
@@ -55,10 +75,11 @@ class RunningTable:
 
     def __init__(self, ranks: int) -> None:
         self._tokens = np.zeros(ranks, dtype=np.int32)
-        self.view: npt.NDArray[np.int32] = self._tokens.view()
+        self.view: Int32s = self._tokens.view()
+        """What everybody else gets: the same read-only array in all steps. int32 [ranks]."""
         self.view.flags.writeable = False
 
-    def fill(self, tokens: npt.NDArray[np.int32]) -> None:
+    def fill(self, tokens: Int32s) -> None:
         """Overwrite the table; only `ForwardMode.settle` calls this."""
         self._tokens[:] = tokens
 
@@ -66,94 +87,221 @@ class RunningTable:
 class ForwardMode:
     """The decision point for the size and mode of a step."""
 
-    @staticmethod
+    @classmethod
     def decide(
+        cls,
         plan: StepPlan,
         *,
         exchange: Exchange,
         table: RunningTable,
         req_graph: RequestBuckets,
         token_graph: TokenBuckets,
+        policy: Policy,
+        eager_demand: Demand,
     ) -> StepShape:
-        """Settle this rank's shape after hearing from all ranks; one exchange, nothing else."""
-        rows = exchange.gather_rows(rank_row(plan))
-        return ForwardMode.settle(
-            rows, rank=exchange.rank, table=table, req_graph=req_graph, token_graph=token_graph
+        """Settle this rank's shape after hearing from all ranks; one exchange, nothing else.
+
+        Raises:
+            GroupError: ranks are at different steps, were started differently, or one is gone.
+            ShapeInvariant: the plan or the shape contradicts itself.
+        """
+        _check_plan(plan)
+        return cls.settle(
+            exchange.gather_rows(rank_row(plan, eager_demand)),
+            rank=exchange.rank,
+            table=table,
+            req_graph=req_graph,
+            token_graph=token_graph,
+            policy=policy,
         )
 
-    @staticmethod
+    @classmethod
     def settle(
+        cls,
         rows: Rows,
         *,
         rank: int,
         table: RunningTable,
         req_graph: RequestBuckets,
         token_graph: TokenBuckets,
+        policy: Policy,
     ) -> StepShape:
-        """The shape of `rank`, from the same rows on every rank."""
+        """The shape of `rank`, from the same rows on every rank; fills the table, else pure.
+
+        Raises:
+            ShapeInvariant: the shape contradicts itself, as when a graph offers a bucket that is too small.
+        """
         column = {name: rows[:, at] for name, at in COLUMNS.items()}
-        has_work = column["has_work"] > 0
-        tokens = np.where(has_work, column["scheduled_tokens"], 1)
-        requests = np.where(has_work, column["scheduled_requests"], 1)
-        eager = int(np.bitwise_or.reduce(column["eager_demand"]))
-        if not has_work.any():
-            table.fill(np.zeros(len(rows), dtype=np.int32))
-            return _shape(rows[rank], Mode.EAGER, 0, 0, 0, uniform=True, why="idle")
-        if (column["prefill_rows"] > 0).any():
-            bucket = None if eager else token_graph.bucket(int(tokens.max()))
-            running = tokens if bucket is None else np.full(len(rows), bucket)
-            table.fill(running.astype(np.int32))
-            return _shape(
-                rows[rank],
-                Mode.EAGER if bucket is None else Mode.TOKEN_GRAPH,
-                int(requests[rank]),
-                int(running[rank]),
-                0,
-                uniform=bool((running == running[0]).all()),
-                why=_why(bucket, eager),
+        busy = column["has_work"] > 0
+        if not busy.any():
+            verdict = _nobody(len(rows))
+        elif (column["prefill_rows"] > 0).any():
+            verdict = _prefill(column, busy, token_graph)
+        else:
+            verdict = _decode(column, busy, req_graph)
+        table.fill(verdict.tokens)
+        shape = StepShape(
+            mode=verdict.mode,
+            dummy=not busy[rank],
+            scheduled_requests=int(column["scheduled_requests"][rank]),
+            scheduled_tokens=int(column["scheduled_tokens"][rank]),
+            running_requests=int(verdict.requests[rank]),
+            running_tokens=int(verdict.tokens[rank]),
+            q_width=verdict.q_width,
+            cut=None,
+            uniform_rows=bool((verdict.tokens == verdict.tokens[0]).all()),
+            draft_requests=_draft_requests(int(column["draft_rows"].max()), req_graph, policy),
+            why=verdict.why,
+            wanted=verdict.wanted,
+        )
+        check_shape(shape, req_graph=req_graph, token_graph=token_graph)
+        return shape
+
+
+def check_shape(shape: StepShape, *, req_graph: RequestBuckets, token_graph: TokenBuckets) -> None:
+    """Hold a shape against what every step must satisfy.
+
+    Raises:
+        ShapeInvariant: it runs less than was scheduled, its decode rows are not `q_width` wide, or it replays a
+            bucket that is not recorded.
+    """
+    if shape.running_requests < shape.scheduled_requests:
+        raise _broken(
+            f"running_requests is {shape.running_requests}, and {shape.scheduled_requests} are scheduled"
+        )
+    if shape.running_tokens < shape.scheduled_tokens:
+        raise _broken(
+            f"running_tokens is {shape.running_tokens}, and {shape.scheduled_tokens} are scheduled"
+        )
+    if shape.q_width and shape.running_tokens != shape.running_requests * shape.q_width:
+        raise _broken(
+            f"running_tokens is {shape.running_tokens}; {shape.running_requests} decode rows of "
+            f"{shape.q_width} tokens have {shape.running_requests * shape.q_width}"
+        )
+    if shape.mode is Mode.TOKEN_GRAPH:
+        size = shape.running_tokens
+        if token_graph.bucket(size) != size:
+            raise _broken(f"running_tokens is {size}, a token bucket that is not recorded")
+    if shape.mode is Mode.REQUEST_GRAPH:
+        size = shape.running_requests
+        if req_graph.bucket(size, q_width=shape.q_width) != size:
+            raise _broken(
+                f"running_requests is {size}, a request bucket of width {shape.q_width} that is not recorded"
             )
-        q_width = int(column["max_query"].max())
-        largest = int(requests.max())
-        bucket = None if eager else req_graph.bucket(largest, q_width=q_width)
-        running_requests = largest if bucket is None else bucket
-        running_tokens = running_requests * q_width
-        table.fill(np.full(len(rows), running_tokens, dtype=np.int32))
-        return _shape(
-            rows[rank],
-            Mode.EAGER if bucket is None else Mode.REQUEST_GRAPH,
-            running_requests,
-            running_tokens,
-            q_width,
-            uniform=True,
-            why=_why(bucket, eager),
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Verdict:
+    """What the group runs: the same on every rank, with one entry per rank where ranks may differ."""
+
+    mode: Mode
+    requests: Int32s  # [ranks]
+    tokens: Int32s  # [ranks]
+    q_width: int
+    why: str
+    wanted: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class _Choice:
+    """A recorded bucket, or why there is none."""
+
+    bucket: int | None
+    why: str
+    wanted: int | None = None
+
+
+def _nobody(ranks: int) -> _Verdict:
+    """No rank has work: no forward anywhere, and all return together."""
+    none = np.zeros(ranks, dtype=np.int32)
+    return _Verdict(mode=Mode.EAGER, requests=none, tokens=none, q_width=0, why="idle", wanted=None)
+
+
+def _prefill(column: dict[str, Int32s], busy: np.ndarray, graph: TokenBuckets) -> _Verdict:
+    """Some rank has prefill rows: every rank replays one token bucket, or runs its own rows eagerly."""
+    requests = np.where(busy, column["scheduled_requests"], 1).astype(np.int32)
+    tokens = np.where(busy, column["scheduled_tokens"], 1).astype(np.int32)
+    choice = _choose(graph.ladder, graph.bucket, int(tokens.max()), column)
+    if choice.bucket is not None:
+        tokens = np.full_like(tokens, choice.bucket)
+    return _Verdict(
+        mode=Mode.EAGER if choice.bucket is None else Mode.TOKEN_GRAPH,
+        requests=requests,
+        tokens=tokens,
+        q_width=0,
+        why=choice.why,
+        wanted=choice.wanted,
+    )
+
+
+def _decode(column: dict[str, Int32s], busy: np.ndarray, graph: RequestBuckets) -> _Verdict:
+    """Decode rows alone: every rank runs as many as the largest, padded to a bucket if one is recorded."""
+    q_width = int(column["max_query"].max())
+    largest = int(np.where(busy, column["scheduled_requests"], 1).max())
+
+    def bucket(requests: int) -> int | None:
+        return graph.bucket(requests, q_width=q_width)
+
+    choice = _choose(graph.ladder, bucket, largest, column)
+    running = largest if choice.bucket is None else choice.bucket
+    requests = np.full(len(busy), running, dtype=np.int32)
+    return _Verdict(
+        mode=Mode.EAGER if choice.bucket is None else Mode.REQUEST_GRAPH,
+        requests=requests,
+        tokens=requests * np.int32(q_width),
+        q_width=q_width,
+        why=choice.why,
+        wanted=choice.wanted,
+    )
+
+
+def _choose(
+    ladder: Ladder,
+    bucket: Callable[[int], int | None],
+    size: int,
+    column: dict[str, Int32s],
+) -> _Choice:
+    """The bucket of the group's largest size; one reason code for every step without one."""
+    if not ladder.buckets:
+        return _Choice(None, "eager:off")
+    demand = Demand(int(np.bitwise_or.reduce(column["eager_demand"])))
+    if demand:
+        return _Choice(None, f"eager:{demand_names(demand)}")
+    wanted = ladder.ceil(size)
+    if wanted is None:
+        return _Choice(None, "eager:above-ladder")
+    found = bucket(size)
+    return (
+        _Choice(None, "eager:not-recorded", wanted) if found is None else _Choice(found, "bucket")
+    )
+
+
+def _draft_requests(largest: int, graph: RequestBuckets, policy: Policy) -> int:
+    """Rows of every rank's draft: the request bucket of the largest, or that many above the ladder (SH-18)."""
+    if not policy.drafts or not largest:
+        return 0
+    bucket = graph.ladder.ceil(largest)
+    return largest if bucket is None else bucket
+
+
+def _check_plan(plan: StepPlan) -> None:
+    """Prefill rows come first (MIX-1): behind them are rows of one width after which no chunk ends."""
+    decode = plan.query_lens[plan.prefill_rows :]
+    if not 0 <= plan.prefill_rows <= plan.scheduled_requests:
+        raise _broken(
+            f"prefill_rows is {plan.prefill_rows} in a plan of {plan.scheduled_requests} request rows"
+        )
+    if len(decode) and (decode != decode[0]).any():
+        raise _broken(f"decode rows have {decode.tolist()} tokens; all must have the same number")
+    late = np.flatnonzero(plan.final_chunk[plan.prefill_rows :])
+    if len(late):
+        raise _broken(
+            f"final_chunk is set in row {int(late[0]) + plan.prefill_rows}, behind the "
+            f"{plan.prefill_rows} prefill rows"
         )
 
 
-def _why(bucket: int | None, eager_demand: int) -> str:
-    if bucket is not None:
-        return "bucket"
-    return f"eager:demand-{eager_demand:x}" if eager_demand else "eager:no-bucket"
-
-
-def _shape(
-    row: npt.NDArray[np.int32],
-    mode: Mode,
-    running_requests: int,
-    running_tokens: int,
-    q_width: int,
-    *,
-    uniform: bool,
-    why: str,
-) -> StepShape:
-    return StepShape(
-        mode=mode,
-        dummy=not row[COLUMNS["has_work"]],
-        scheduled_requests=int(row[COLUMNS["scheduled_requests"]]),
-        scheduled_tokens=int(row[COLUMNS["scheduled_tokens"]]),
-        running_requests=running_requests,
-        running_tokens=running_tokens,
-        q_width=q_width,
-        cut=None,
-        uniform_rows=uniform,
-        why=why,
+def _broken(message: str) -> ShapeInvariant:
+    return ShapeInvariant(
+        message, hint="no rank may run this step; report it with the log of every rank"
     )
