@@ -39,7 +39,10 @@ WARNED_SHARE = 0.2
 """A difference between estimate and reality that is worth a warning (GR-24)."""
 
 RESERVE_SHARE = 0.25
-"""What is set aside beyond the estimate: pools grow by whole pages, which no line through two points knows."""
+"""What is set aside beyond the estimate."""
+
+PAGES_BYTES = 4 * 1024**2
+"""As much again: the pools of two graphs grow by whole pages, which no estimate from rows knows."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,14 +87,15 @@ def graph_pool_estimate(
 
 
 def reserve_bytes(estimate: int) -> int:
-    """What is set aside for recordings estimated at so many bytes."""
-    return estimate + int(estimate * RESERVE_SHARE)
+    """What is set aside for recordings estimated at so many bytes; 0 for none."""
+    return estimate + int(estimate * RESERVE_SHARE) + PAGES_BYTES if estimate else 0
 
 
 def check_reserve(*, estimate: int, real: int, source: Source) -> str:
     """Compare what recordings took with what was set aside, after recording and after every one on demand.
 
-    Returns one line for the log. It is logged here as a warning when the two differ by more than WARNED_SHARE.
+    Returns one line for the log. It is logged here as a warning when the two differ by more than WARNED_SHARE
+    (and by more than whole pages explain).
 
     Raises:
         PoolOverrun: recordings took more than the reserve, and the reserve came from a measurement. A default
@@ -105,30 +109,27 @@ def check_reserve(*, estimate: int, real: int, source: Source) -> str:
             hint="record fewer or smaller sizes (req_graph_sizes, token_graph_sizes), or use graphs=off",
         )
     line = f"recordings take {size(real)}; estimated {size(estimate)} ({source}), set aside {size(reserve)}"
-    if abs(real - estimate) > WARNED_SHARE * estimate:
+    if abs(real - estimate) > max(WARNED_SHARE * estimate, PAGES_BYTES):
         logger.warning("%s", line)
     return line
 
 
 def measured(*, rows_a: int, bytes_a: int, rows_b: int, bytes_b: int) -> GraphCost:
-    """The line through two recordings, each made alone in a throw-away pool; rounded up.
+    """The cost that explains two recordings in one throw-away pool: the largest bucket, then the next.
+
+    What the second adds is what a bucket takes beside the rows it shares.
 
     Args:
-        rows_a: token rows of a bucket.
-        bytes_a: what its pool held.
-        rows_b: token rows of another; the same where there is only one.
-        bytes_b: what its pool held.
+        rows_a: token rows of the largest bucket.
+        bytes_a: what the pool held after it.
+        rows_b: token rows of the next; as many as rows_a where there is only one.
+        bytes_b: what the pool held after both.
     """
-    if rows_a > rows_b:
-        rows_a, bytes_a, rows_b, bytes_b = rows_b, bytes_b, rows_a, bytes_a
-    if rows_a == rows_b:
-        most = max(bytes_a, bytes_b)
-        return GraphCost(
-            bytes_per_bucket=0, bytes_per_row=-(-most // max(rows_a, 1)), source="measured"
-        )
-    per_row = max(0, -(-(bytes_b - bytes_a) // (rows_b - rows_a)))
-    per_bucket = max(0, bytes_a - rows_a * per_row, bytes_b - rows_b * per_row)
-    return GraphCost(bytes_per_bucket=per_bucket, bytes_per_row=per_row, source="measured")
+    assert 0 < rows_b <= rows_a, f"buckets of {rows_a}, then {rows_b} rows: the largest comes first"
+    assert 0 <= bytes_a <= bytes_b, f"a pool of {bytes_a} bytes shrank to {bytes_b}"
+    per_bucket = min(bytes_b - bytes_a, bytes_a)
+    per_row = -(-(bytes_a - per_bucket) // rows_a)
+    return GraphCost(bytes_per_bucket=bytes_b - bytes_a, bytes_per_row=per_row, source="measured")
 
 
 def default_cost(

@@ -25,6 +25,8 @@ from tokamak.runner.graph_cost import (
     saved_cost,
 )
 
+MIB = 1024**2
+
 COST = GraphCost(bytes_per_bucket=100, bytes_per_row=7, source="measured")
 
 
@@ -57,27 +59,34 @@ def test_a_decode_request_of_several_tokens_takes_as_many_rows() -> None:
     assert estimate((1, 4), q_width=3) == 2 * 100 + 12 * 7
 
 
-@given(st.integers(0, 10**6), st.integers(0, 10**5), st.sets(st.integers(1, 4096), min_size=2))
-def test_a_line_through_two_recordings_gives_their_bytes_back(
-    bucket: int, row: int, rows: set[int]
+@given(st.integers(0, 10**5), st.integers(1, 10**5), st.sets(st.integers(1, 4096), min_size=2))
+def test_two_recordings_in_one_pool_give_their_own_bytes_back(
+    bucket: int, row: int, sizes: set[int]
 ) -> None:
-    small, *_, large = sorted(rows)
-    told = {rows: bucket + row * rows for rows in (small, large)}
+    *_, second, largest = sorted(sizes)
+    bytes_a = bucket + largest * row
 
-    cost = measured(rows_a=large, bytes_a=told[large], rows_b=small, bytes_b=told[small])
+    cost = measured(rows_a=largest, bytes_a=bytes_a, rows_b=second, bytes_b=bytes_a + bucket)
 
+    both = graph_pool_estimate(
+        request_buckets=(second, largest),
+        token_buckets=(),
+        q_width=1,
+        pools="per_graph",
+        cost=cost,
+    )
+    assert both == bytes_a + bucket
     assert (cost.bytes_per_bucket, cost.bytes_per_row) == (bucket, row)
     assert cost.source == "measured"
 
 
-@given(st.integers(1, 100), st.integers(0, 10**9), st.integers(1, 100), st.integers(0, 10**9))
+@given(st.integers(1, 4096), st.integers(0, 10**9), st.integers(0, 10**9))
 def test_a_measured_cost_never_falls_below_what_was_measured(
-    rows_a: int, bytes_a: int, rows_b: int, bytes_b: int
+    rows: int, first: int, more: int
 ) -> None:
-    cost = measured(rows_a=rows_a, bytes_a=bytes_a, rows_b=rows_b, bytes_b=bytes_b)
+    cost = measured(rows_a=rows, bytes_a=first, rows_b=max(1, rows // 2), bytes_b=first + more)
 
-    assert cost.bytes_of(rows_a) >= bytes_a
-    assert cost.bytes_of(rows_b) >= bytes_b
+    assert 2 * cost.bytes_per_bucket + rows * cost.bytes_per_row >= first + more
 
 
 def test_a_default_cost_counts_the_outputs_of_recorded_matrices() -> None:
@@ -143,37 +152,44 @@ def test_a_cost_is_kept_per_model_arithmetic_and_geometry(
     assert json.dumps(model) not in same.name
 
 
-@pytest.mark.parametrize("real", [800, 1000, 1200])
+@pytest.mark.parametrize("real_mib", [80, 100, 120])
 def test_recordings_near_the_estimate_are_no_warning(
-    real: int, caplog: pytest.LogCaptureFixture
+    real_mib: int, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.WARNING)
 
-    line = check_reserve(estimate=1000, real=real, source="measured")
+    line = check_reserve(estimate=100 * MIB, real=real_mib * MIB, source="measured")
 
     assert not caplog.records
-    assert "estimated 1000 B (measured)" in line
+    assert "estimated 100 MiB (measured)" in line
 
 
-@pytest.mark.parametrize("real", [700, 1240])
+@pytest.mark.parametrize("real_mib", [70, 125])
 def test_recordings_a_fifth_from_the_estimate_are_warned_of(
-    real: int, caplog: pytest.LogCaptureFixture
+    real_mib: int, caplog: pytest.LogCaptureFixture
 ) -> None:
-    check_reserve(estimate=1000, real=real, source="saved")
+    check_reserve(estimate=100 * MIB, real=real_mib * MIB, source="saved")
 
-    assert f"{size_text(real)}" in caplog.text
+    assert f"recordings take {real_mib} MiB" in caplog.text
 
 
-def size_text(count: int) -> str:
-    return f"{count} B" if count < 1024 else f"{count / 1024:.4g} KiB"
+def test_whole_pages_of_small_pools_are_no_warning(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.WARNING)
+
+    check_reserve(estimate=1000, real=2 * MIB, source="measured")
+
+    assert not caplog.records
 
 
 def test_recordings_beyond_the_reserve_end_the_start() -> None:
-    with pytest.raises(PoolOverrun, match=r"more than the 1\.221 KiB set aside .*graphs=off"):
-        check_reserve(estimate=1000, real=1251, source="measured")
+    reserve = reserve_bytes(100 * MIB)
+
+    check_reserve(estimate=100 * MIB, real=reserve, source="measured")
+    with pytest.raises(PoolOverrun, match=r"more than the 129 MiB set aside .*graphs=off"):
+        check_reserve(estimate=100 * MIB, real=reserve + 1, source="measured")
 
 
 def test_a_default_that_was_too_small_is_warned_of(caplog: pytest.LogCaptureFixture) -> None:
-    check_reserve(estimate=1000, real=5000, source="default")
+    check_reserve(estimate=1 * MIB, real=50 * MIB, source="default")
 
     assert "default" in caplog.text

@@ -22,7 +22,11 @@ NUMBERS = BLOCK_BYTES // 16 // 4
 """What a token adds to the caches of GROUPS."""
 
 MODEL = dataclasses.replace(
-    SMALL_MODEL, parameters=1, weight_bytes=4, cache_token_numbers=NUMBERS, max_position_tokens=4096
+    SMALL_MODEL,
+    parameters=1,
+    weight_bytes=4,
+    cache_token_numbers=NUMBERS,
+    max_position_tokens=10**6,
 )
 
 COST = GraphCost(bytes_per_bucket=1000, bytes_per_row=10, source="saved")
@@ -63,7 +67,7 @@ def test_a_gpu_records_the_default_ladders() -> None:
 
 @pytest.mark.parametrize("pools", ["per_graph", "per_bucket"])
 def test_a_cache_of_our_choice_makes_room_for_recordings(pools: str) -> None:
-    config = a_tight_config(blocks=50, graphs="startup", req_graph_sizes="1,8", graph_pools=pools)
+    config = a_tight_config(blocks=5000, graphs="startup", req_graph_sizes="1,8", graph_pools=pools)
 
     memory = plan_memory(config, GROUPS, COST)
 
@@ -72,14 +76,14 @@ def test_a_cache_of_our_choice_makes_room_for_recordings(pools: str) -> None:
     )  # fmt: skip
     assert memory.graph_estimate_bytes == expected > 0
     assert memory.graph_bytes == reserve_bytes(expected)
-    assert memory.cache_bytes <= 50 * BLOCK_BYTES - memory.graph_bytes
-    assert memory.cache_bytes > 50 * BLOCK_BYTES - memory.graph_bytes - BLOCK_BYTES
+    assert memory.cache_bytes <= 5000 * BLOCK_BYTES - memory.graph_bytes
+    assert memory.cache_bytes > 5000 * BLOCK_BYTES - memory.graph_bytes - BLOCK_BYTES
 
 
 def test_without_graphs_the_cache_takes_it_all() -> None:
-    memory = plan_memory(a_tight_config(blocks=50, graphs="off"), GROUPS, COST)
+    memory = plan_memory(a_tight_config(blocks=5000, graphs="off"), GROUPS, COST)
 
-    assert (memory.total_blocks, memory.graph_bytes) == (50, 0)
+    assert (memory.total_blocks, memory.graph_bytes) == (5000, 0)
 
 
 def test_a_cache_that_leaves_room_is_not_cut() -> None:
@@ -95,25 +99,25 @@ def test_a_cache_that_leaves_room_is_not_cut() -> None:
     "sized", [{"num_blocks_override": 20}, {"kv_cache_memory_bytes": 20 * BLOCK_BYTES}]
 )
 def test_a_cache_whose_size_was_asked_for_keeps_it(sized: dict[str, object]) -> None:
-    config = a_tight_config(blocks=10, graphs="startup", **sized)
+    config = a_tight_config(blocks=50, graphs="startup", **sized)
 
     assert plan_memory(config, GROUPS, COST).total_blocks == 20
 
 
 def test_a_length_of_our_choice_gives_way_to_recordings() -> None:
-    config = a_tight_config(blocks=50, graphs="startup", req_graph_sizes="1")
+    config = a_tight_config(blocks=5000, graphs="startup", req_graph_sizes="1")
 
     start = plan_start(config, GROUPS, COST)
 
-    assert config.model.max_model_len == 49 * 16
-    assert start.config.model.max_model_len == (start.memory.total_blocks - 1) * 16 < 49 * 16
+    assert config.model.max_model_len == 4999 * 16
+    assert start.config.model.max_model_len == (start.memory.total_blocks - 1) * 16 < 4999 * 16
     assert start.longest_requests == 1
 
 
 def test_a_length_that_was_asked_for_is_refused_when_recordings_leave_less() -> None:
-    config = a_tight_config(blocks=50, graphs="startup", max_model_len=49 * 16)
+    config = a_tight_config(blocks=5000, graphs="startup", max_model_len=4999 * 16)
 
-    with pytest.raises(OptionError, match="max_model_len is 784"):
+    with pytest.raises(OptionError, match="max_model_len is 79984"):
         plan_start(config, GROUPS, COST)
 
 
@@ -121,7 +125,7 @@ def test_recordings_larger_than_the_room_are_named() -> None:
     huge = GraphCost(bytes_per_bucket=10**9, bytes_per_row=0, source="measured")
 
     with pytest.raises(OptionError, match=r"recordings take .*memory_fraction leaves"):
-        plan_memory(a_tight_config(blocks=50, graphs="startup"), GROUPS, huge)
+        plan_memory(a_tight_config(blocks=5000, graphs="startup"), GROUPS, huge)
 
 
 def test_a_plan_counts_how_many_longest_requests_fit() -> None:
