@@ -2,27 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
+import numpy as np
 import torch
 from torch import Tensor
 
 from tokamak.cache.blocks import NULL_BLOCK
-from tokamak.core.plan import BlockGrant
+from tokamak.core.plan import Grants
 
 
 class BlockTables:
-    """Per group one [slots, blocks] int32 table; entries a request does not reach are stale or null."""
+    """Per group one [slots, blocks] table; entries past a request's blocks name the null block."""
 
     def __init__(self, groups: int, slots: int, max_blocks: int, device: torch.device) -> None:
-        self.tables: tuple[Tensor, ...] = tuple(
-            torch.full((slots, max_blocks), NULL_BLOCK, dtype=torch.int32, device=device)
-            for _ in range(groups)
+        self.tables: Tensor = torch.full(
+            (groups, slots, max_blocks), NULL_BLOCK, dtype=torch.int32, device=device
         )
+        """int32 [groups, slots, blocks]."""
 
-    def apply(self, grants: Sequence[BlockGrant]) -> None:
-        """Write the grants of one plan, in stream order."""
-        for grant in grants:
-            row = self.tables[grant.group][grant.slot]
-            ids = torch.tensor(grant.block_ids, dtype=torch.int32)
-            row[grant.start : grant.start + len(grant.block_ids)] = ids.to(row.device)
+    def clear(self, slot: int) -> None:
+        """Let every entry of a slot name the null block: a new request takes it."""
+        self.tables[:, slot].fill_(NULL_BLOCK)
+
+    def apply(self, grants: Grants) -> None:
+        """Write grants, in stream order. The fill of a step does this for those in its arena."""
+        packed = np.stack([grants.groups, grants.slots, grants.entries, grants.block_ids])
+        device = torch.from_numpy(packed).to(self.tables.device, non_blocking=True)
+        self.tables[device[0], device[1], device[2]] = device[3]

@@ -6,6 +6,7 @@ is an explicit None or an empty tuple, never a default that means "not set".
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -46,6 +47,41 @@ class BlockGrant:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Grants:
+    """All blocks a plan grants, one element each; no entry of a slot is granted twice."""
+
+    groups: Int32s  # [granted] cache group
+    slots: Int32s  # [granted]
+    entries: Int32s  # [granted] place in the slot's block table
+    block_ids: Int32s  # [granted]
+
+    def __len__(self) -> int:
+        return len(self.block_ids)
+
+    @staticmethod
+    def none() -> Grants:
+        """No blocks."""
+        return NO_GRANTS
+
+    @staticmethod
+    def of(grants: Iterable[BlockGrant]) -> Grants:
+        """The blocks of some grants, in order."""
+        blocks = [
+            (grant.group, grant.slot, entry, block_id)
+            for grant in grants
+            for entry, block_id in enumerate(grant.block_ids, grant.start)
+        ]
+        if not blocks:
+            return NO_GRANTS
+        groups, slots, entries, block_ids = np.array(blocks, dtype=np.int32).T.copy()
+        return Grants(groups=groups, slots=slots, entries=entries, block_ids=block_ids)
+
+
+_EMPTY = np.zeros(0, dtype=np.int32)
+NO_GRANTS = Grants(groups=_EMPTY, slots=_EMPTY, entries=_EMPTY, block_ids=_EMPTY)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class StepPlan:
     """What the scheduler put in one step. Rows [0, prefill_rows) are prefill, the rest decode."""
 
@@ -57,7 +93,7 @@ class StepPlan:
     prefill_rows: int
     final_chunk: Bools  # [rows] prefill rows after which a token is sampled; False for decode rows
     admissions: tuple[Admission, ...]
-    grants: tuple[BlockGrant, ...]
+    grants: Grants
 
     @property
     def scheduled_requests(self) -> int:
@@ -108,8 +144,12 @@ class StepShape:
     cut: BatchCut | None
     uniform_rows: bool
     """Whether every data-parallel rank runs the same number of token rows."""
+    draft_requests: int
+    """Request rows every rank's draft runs after this step; 0 where no rank drafts."""
     why: str
     """A short reason code, such as `bucket` or `eager:above-ladder`."""
+    wanted: int | None
+    """The bucket that would hold an `eager:not-recorded` step, equal on all ranks; else None."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -18,7 +18,7 @@ import numpy as np
 
 from tokamak.cache.holdings import Holdings, PrefixMatch
 from tokamak.config.engine import SchedulerConfig
-from tokamak.core.plan import Admission, BlockGrant, RowResult, StepPlan, StepResult
+from tokamak.core.plan import Admission, BlockGrant, Grants, RowResult, StepPlan, StepResult
 from tokamak.core.request import FinishReason, Request, RequestState
 from tokamak.engine.policy import chunk_tokens, serving_order, spare_blocks, victim
 
@@ -272,7 +272,7 @@ class Scheduler:
             prefill_rows=len(draft.prefill),
             final_chunk=np.array(final + [False] * len(draft.decode), dtype=np.bool_),
             admissions=tuple(draft.admissions),
-            grants=tuple(draft.grants),
+            grants=Grants.of(draft.grants),
         )
 
     def _advance(self, request: Request, tokens: int) -> None:

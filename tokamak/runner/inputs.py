@@ -1,11 +1,12 @@
 """Fixed device buffers of a step's inputs: staged on the host, published in one copy, filled on the device.
 
 In: a StepPlan and its StepShape. Out: StepInputs whose tensors keep their addresses from step to step.
+Nothing here depends on what the step before this one sampled.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -14,22 +15,66 @@ from torch import Tensor
 
 from tokamak.cache.groups import CacheGroup
 from tokamak.cache.tables import BlockTables
-from tokamak.core.inputs import Rows, StepInputs
-from tokamak.core.plan import Admission, StepPlan, StepShape
+from tokamak.cache.view import PagedBuffers, PagedView, Site
+from tokamak.core.inputs import StepInputs
+from tokamak.core.plan import Admission, Grants, Int32s, StepPlan, StepShape
+from tokamak.device.waits import HostWaits
+from tokamak.errors import ArenaOverflow, ShapeInvariant
 from tokamak.layers.build import Build
-from tokamak.ops.step_prep import fill_rows, fill_slots
+from tokamak.ops.step_prep import fill_indptrs, fill_step, fill_unit_tiles
+from tokamak.runner.dummy import NULL_SLOT
+
+GRANT_COLUMNS = 4
+
+
+class _Half:
+    """One of two host copies of the arena; it may be written once its last copy has been read."""
+
+    def __init__(self, layout: Mapping[str, slice], size: int, device: torch.device) -> None:
+        on_cuda = device.type == "cuda"
+        self.packed = torch.zeros(size, dtype=torch.int32, pin_memory=on_cuda)
+        self.array: Int32s = self.packed.numpy()
+        self.member = {name: self.array[place] for name, place in layout.items()}
+        self.copied = torch.cuda.Event() if on_cuda else None
+
+
+@dataclass(slots=True)
+class _Staged:
+    """What `publish` and `fill` must know of the step that is staged."""
+
+    half: _Half
+    requests: int
+    tokens: int
+    sampled: int
+    logit_rows: int
+    grants: int
+    columns: int
+    """Entries of the block tables that differ from null in this step, or did in an earlier one."""
 
 
 @dataclass(frozen=True, slots=True)
-class _Member:
-    """A named stretch of the packed buffer."""
+class _Views:
+    """Prefix views of the device buffers for one size of step."""
 
-    start: int
-    stop: int
+    inputs: StepInputs
+    slots: Tensor
+    computed_before: Tensor
+    write_slots: Tensor
+    block_tables: Tensor
 
 
 class InputArena:
-    """Packed int32 members, the token history of every slot, and the block tables."""
+    """Packed int32 members, the token history of every slot, and the block tables.
+
+    Args:
+        build: device, length of the longest request, and the backends of the fill.
+        groups: cache groups, in the order of a plan's grants.
+        max_requests: request rows of the largest step, padding included; also slots beside the null slot.
+        max_tokens: token rows of the largest step, padding included.
+        block_tokens: tokens a block holds.
+        site: tells derived tables where they are read (`cache/view.py`); None checks nothing.
+        waits: counts a wait for a copy that is still running two steps later.
+    """
 
     def __init__(
         self,
@@ -39,105 +84,257 @@ class InputArena:
         max_requests: int,
         max_tokens: int,
         block_tokens: int,
+        site: Site | None = None,
+        waits: HostWaits | None = None,
     ) -> None:
         device, slots = build.device, max_requests + 1  # slot 0 is the null slot of dummy steps
-        self._members: dict[str, _Member] = {}
-        size = 0
-        for name, length in (
-            ("slots", max_requests),
-            ("computed_before", max_requests),
-            ("lengths", max_requests),
-            ("query_starts", max_requests + 1),
-        ):
-            self._members[name] = _Member(size, size + length)
-            size += length
-        self._host = torch.zeros(size, dtype=torch.int32, pin_memory=device.type == "cuda")
-        self._host_array = self._host.numpy()
-        self._device = torch.zeros(size, dtype=torch.int32, device=device)
+        max_blocks = -(-build.max_model_len // block_tokens)
+        self._limits = (max_requests, max_tokens, build.max_model_len)
+        self._block_tokens = block_tokens
+        self._waits = waits or HostWaits()
+        self._grant_room = len(groups) * (max_requests + max_blocks)
+        self._layout, size = _lay_out(
+            slots=max_requests,
+            computed_before=max_requests,
+            lengths=max_requests,
+            query_starts=max_requests + 1,
+            logit_rows=max_tokens,
+            sampled_slots=max_requests,
+            sampled_positions=max_requests,
+            # Last, so that the published prefix ends with the grants in use.
+            grants=GRANT_COLUMNS * self._grant_room,
+        )
+        self._halves = (_Half(self._layout, size, device), _Half(self._layout, size, device))
+        self._packed = torch.zeros(size, dtype=torch.int32, device=device)
+        self._member = {name: self._packed[place] for name, place in self._layout.items()}
         self._token_ids = torch.zeros(max_tokens, dtype=torch.int32, device=device)
         self._positions = torch.zeros(max_tokens, dtype=torch.int32, device=device)
-        self._token_slots = torch.zeros(max_tokens, dtype=torch.int32, device=device)
-        self._write_slots = [
-            torch.full((max_tokens,), -1, dtype=torch.int64, device=device) for _ in groups
-        ]
+        self._write_slots = torch.full(
+            (len(groups), max_tokens), -1, dtype=torch.int64, device=device
+        )
+        self._block_tables = torch.zeros(
+            (len(groups), max_requests, max_blocks), dtype=torch.int32, device=device
+        )
         self.history = torch.zeros(slots, build.max_model_len + 1, dtype=torch.int32, device=device)
-        max_blocks = -(-build.max_model_len // block_tokens)
+        """Known and sampled tokens of every slot, int32 [slots, positions]."""
         self.tables = BlockTables(len(groups), slots, max_blocks, device)
-        self._groups = tuple(groups)
-        self._block_tokens = block_tokens
-        self._fill_rows = build.bind(fill_rows)
-        self._fill_slots = build.bind(fill_slots)
+        self._reach = np.zeros(max_requests, dtype=np.int32)
+        self._no_grants = self._packed.new_zeros((GRANT_COLUMNS, 0))
+        self._decode_views: dict[tuple[int, int, int], _Views] = {}
+        self._staged: _Staged | None = None
+        self._turn = 0
+        self._fill = build.bind(fill_step)
+        bind_indptrs, bind_tiles = build.bind(fill_indptrs), build.bind(fill_unit_tiles)
+        self._buffers = {
+            group.name: PagedBuffers(
+                block_table=self._block_tables[at],
+                lengths=self._member["lengths"],
+                write_slots=self._write_slots[at],
+                query_starts=self._member["query_starts"],
+                block_tokens=block_tokens,
+                fill_indptrs=bind_indptrs,
+                fill_unit_tiles=bind_tiles,
+                site=site,
+            )
+            for at, group in enumerate(groups)
+        }
 
     def admit(self, admission: Admission) -> None:
-        """Write a new request's known tokens into its slot's history."""
-        known = torch.from_numpy(admission.token_ids).to(self.history.device)
+        """Write a new request's known tokens into its slot's history; its block table starts empty."""
+        known = torch.from_numpy(admission.token_ids).to(self.history.device, non_blocking=True)
         self.history[admission.slot, : len(known)] = known
+        self.tables.clear(admission.slot)
 
     def remember(self, slots: Tensor, positions: Tensor, token_ids: Tensor) -> None:
         """Append sampled tokens to the history, where the next step finds them. All [sampled]."""
         self.history[slots, positions] = token_ids
 
+    @property
+    def sampled(self) -> tuple[Tensor, Tensor]:
+        """Slot and position of every token the filled step samples, int32 [sampled] on the device."""
+        count = self._now().sampled
+        return self._member["sampled_slots"][:count], self._member["sampled_positions"][:count]
+
+    def stage(self, plan: StepPlan, shape: StepShape) -> None:
+        """Write a step's numbers into the half of the host arena whose turn it is.
+
+        Rows past the plan's are padding: slot 0, which holds null blocks; in uniform decode they have
+        q_width token rows each and see as many tokens, in other steps they have none.
+
+        Raises:
+            ArenaOverflow: the step is larger than the buffers.
+            ShapeInvariant: the shape runs fewer rows than the plan has.
+        """
+        lengths = plan.computed_before + plan.query_lens
+        longest = int(lengths.max(initial=0))
+        self._check(plan, shape, longest)
+        half = self._halves[self._turn]
+        if half.copied is not None and not half.copied.query():
+            self._waits.wait(half.copied.synchronize)
+        self._turn = 1 - self._turn
+        real, running = plan.scheduled_requests, shape.running_requests
+        member, starts = half.member, half.member["query_starts"]
+        member["slots"][:real] = plan.slots
+        member["computed_before"][:real] = plan.computed_before
+        member["lengths"][:real] = lengths
+        starts[0] = 0
+        np.cumsum(plan.query_lens, out=starts[1 : real + 1])
+        if running > real:
+            member["slots"][real:running] = NULL_SLOT
+            member["computed_before"][real:running] = 0
+            member["lengths"][real:running] = max(shape.q_width, 1)
+            steps = np.arange(1, running - real + 1, dtype=np.int32)
+            starts[real + 1 : running + 1] = starts[real] + shape.q_width * steps
+        sampled = plan.sampled_rows
+        member["sampled_slots"][: len(sampled)] = plan.slots[sampled]
+        member["sampled_positions"][: len(sampled)] = lengths[sampled]
+        self._staged = _Staged(
+            half=half,
+            requests=running,
+            tokens=shape.running_tokens,
+            sampled=len(sampled),
+            logit_rows=_stage_logit_rows(plan, starts, member["logit_rows"]),
+            grants=self._stage_grants(plan.grants, member["grants"]),
+            columns=self._columns(running, longest),
+        )
+
+    def publish(self) -> None:
+        """Copy what is staged to the device, without waiting for the copy."""
+        staged = self._now()
+        used = self._layout["grants"].start + GRANT_COLUMNS * staged.grants
+        half = staged.half
+        self._packed[:used].copy_(half.packed[:used], non_blocking=True)
+        if half.copied is not None:
+            half.copied.record()
+
     def fill(self, plan: StepPlan, shape: StepShape) -> StepInputs:
-        """Stage, publish and fill one step's inputs."""
-        self._stage(plan)
-        self._device.copy_(self._host, non_blocking=True)
-        self.tables.apply(plan.grants)
-        return self._derive(plan, shape)
-
-    def _stage(self, plan: StepPlan) -> None:
-        requests = plan.scheduled_requests
-        host = {name: self._host_array[m.start : m.stop] for name, m in self._members.items()}
-        host["slots"][:requests] = plan.slots
-        host["computed_before"][:requests] = plan.computed_before
-        host["lengths"][:requests] = plan.computed_before + plan.query_lens
-        host["query_starts"][0] = 0
-        np.cumsum(plan.query_lens, out=host["query_starts"][1 : requests + 1])
-
-    def _derive(self, plan: StepPlan, shape: StepShape) -> StepInputs:
-        requests, tokens = plan.scheduled_requests, shape.running_tokens
-        slots = self._view("slots", requests)
-        lengths = self._view("lengths", requests)
-        query_starts = self._view("query_starts", requests + 1)
-        token_ids, positions = self._token_ids[:tokens], self._positions[:tokens]
-        token_slots = self._token_slots[:tokens]
-        self._fill_rows(
-            slots,
-            self._view("computed_before", requests),
-            query_starts,
+        """Launch the fill of the published step and return its inputs: views of fixed buffers."""
+        staged = self._now()
+        views = self._views(shape, staged)
+        grants = self._no_grants
+        if staged.grants:
+            used = self._member["grants"][: GRANT_COLUMNS * staged.grants]
+            grants = used.view(GRANT_COLUMNS, staged.grants)
+        inputs = views.inputs
+        self._fill(
+            views.slots,
+            views.computed_before,
+            inputs.query_starts,
+            grants,
             self.history,
-            token_ids,
-            positions,
-            token_slots,
+            self.tables.tables,
+            plan.scheduled_requests,
+            plan.scheduled_tokens,
+            self._block_tokens,
+            staged.columns,
+            inputs.token_ids,
+            inputs.positions,
+            views.write_slots,
+            views.block_tables,
         )
-        longest = int((plan.computed_before + plan.query_lens).max(initial=1))
-        blocks = -(-longest // self._block_tokens)
-        rows: dict[str, Rows] = {}
-        for group, table, buffer in zip(
-            self._groups, self.tables.tables, self._write_slots, strict=True
+        return inputs
+
+    def _now(self) -> _Staged:
+        assert self._staged is not None, "no step is staged"
+        return self._staged
+
+    def _check(self, plan: StepPlan, shape: StepShape, longest: int) -> None:
+        max_requests, max_tokens, max_model_len = self._limits
+        for what, size, room, option in (
+            ("request rows", shape.running_requests, max_requests, "max_num_seqs"),
+            ("token rows", shape.running_tokens, max_tokens, "max_num_batched_tokens"),
+            ("tokens in one request", longest, max_model_len, "max_model_len"),
         ):
-            write_slots = buffer[:tokens]
-            self._fill_slots(
-                token_slots,
-                positions,
-                table,
-                shape.scheduled_tokens,
-                self._block_tokens,
-                write_slots,
+            if size > room:
+                raise ArenaOverflow(
+                    f"step {plan.seq} has {size} {what}, and the input buffers hold {room}",
+                    hint=f"raise {option} to {size} or run smaller steps",
+                )
+        real, running = plan.scheduled_tokens, shape.running_tokens
+        if plan.scheduled_requests > shape.running_requests or real > running:
+            raise ShapeInvariant(
+                f"step {plan.seq} has {plan.scheduled_requests} request rows and {real} token rows, and "
+                f"its shape runs {shape.running_requests} and {running}",
+                hint="a bucket must hold the whole plan",
             )
-            block_table = table[:, :blocks].index_select(0, slots)
-            rows[group.name] = Rows(block_table, lengths, write_slots, self._block_tokens)
-        ends = plan.query_lens.cumsum()
-        logit_rows = torch.from_numpy(ends[plan.sampled_rows].astype(np.int64) - 1)
-        return StepInputs(
-            token_ids=token_ids,
-            positions=positions,
-            query_starts=query_starts,
-            logit_rows=logit_rows.to(token_ids.device),
+
+    def _stage_grants(self, grants: Grants, packed: Int32s) -> int:
+        """Write the plan's grants; returns how many.
+
+        A plan that admits several very long requests can grant more than the arena holds. What is too
+        much is written to the tables at once, one arena's room at a time: rare, and each round is a copy.
+        """
+        count = len(grants)
+        columns = (grants.groups, grants.slots, grants.entries, grants.block_ids)
+        while count > self._grant_room:
+            first = len(grants) - count
+            self.tables.apply(_part(columns, first, first + self._grant_room))
+            count -= self._grant_room
+        if count:
+            packed = packed[: GRANT_COLUMNS * count].reshape(GRANT_COLUMNS, count)
+            for row, column in zip(packed, columns, strict=True):
+                row[:] = column[len(column) - count :]
+        return count
+
+    def _columns(self, running: int, longest: int) -> int:
+        """Columns of the block tables to write: this step's, and those an earlier one left behind."""
+        blocks = -(-longest // self._block_tokens)
+        reach = self._reach[:running]
+        columns = max(blocks, int(reach.max(initial=0)))
+        reach[:] = blocks
+        return columns
+
+    def _views(self, shape: StepShape, staged: _Staged) -> _Views:
+        """Views for a size; those of uniform decode steps, few and used again, are kept."""
+        if not shape.q_width:
+            return self._make_views(staged)
+        size = (staged.requests, staged.tokens, staged.logit_rows)
+        if size not in self._decode_views:
+            self._decode_views[size] = self._make_views(staged)
+        return self._decode_views[size]
+
+    def _make_views(self, staged: _Staged) -> _Views:
+        requests, tokens, member = staged.requests, staged.tokens, self._member
+        rows: dict[str, PagedView] = {
+            name: buffers.view(requests, tokens) for name, buffers in self._buffers.items()
+        }
+        inputs = StepInputs(
+            token_ids=self._token_ids[:tokens],
+            positions=self._positions[:tokens],
+            query_starts=member["query_starts"][: requests + 1],
+            logit_rows=member["logit_rows"][: staged.logit_rows],
             rows=rows,
-            prefill_requests=plan.prefill_rows,
-            prefill_tokens=int(plan.query_lens[: plan.prefill_rows].sum()),
+        )
+        return _Views(
+            inputs=inputs,
+            slots=member["slots"][:requests],
+            computed_before=member["computed_before"][:requests],
+            write_slots=self._write_slots[:, :tokens],
+            block_tables=self._block_tables[:, :requests],
         )
 
-    def _view(self, name: str, length: int) -> Tensor:
-        start = self._members[name].start
-        return self._device[start : start + length]
+
+def _lay_out(**lengths: int) -> tuple[dict[str, slice], int]:
+    """Places of members of these lengths one behind the other, and the length of all."""
+    places: dict[str, slice] = {}
+    end = 0
+    for name, length in lengths.items():
+        places[name] = slice(end, end + length)
+        end += length
+    return places, end
+
+
+def _stage_logit_rows(plan: StepPlan, starts: Int32s, out: Int32s) -> int:
+    """Write the last token row of every final prefill row, then all of decode rows; returns how many."""
+    prefill = plan.prefill_rows
+    ends = starts[1 : prefill + 1][plan.final_chunk[:prefill]]
+    first, end = int(starts[prefill]), plan.scheduled_tokens
+    count = len(ends) + end - first
+    out[: len(ends)] = ends - 1
+    out[len(ends) : count] = np.arange(first, end, dtype=np.int32)
+    return count
+
+
+def _part(columns: tuple[Int32s, ...], first: int, end: int) -> Grants:
+    groups, slots, entries, block_ids = (column[first:end] for column in columns)
+    return Grants(groups=groups, slots=slots, entries=entries, block_ids=block_ids)

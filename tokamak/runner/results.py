@@ -1,40 +1,103 @@
-"""What a step gave, on its way from the device to the host."""
+"""What a step gave, on its way from the device to the host.
+
+The copy of its tokens starts as soon as the step is launched. Whoever asks first, the preparation of the next
+step or the delivery, waits for it; the other finds it there.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+import threading
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
+import torch
+from torch import Tensor
 
-from tokamak.core.plan import RowResult, StepPlan, StepResult, TokenLogprobs
+from tokamak.core.plan import Int32s, RowResult, StepPlan, StepResult, TokenLogprobs
+from tokamak.device.waits import HostWaits
+from tokamak.runner.status import NO_TOKEN, PrevStatus
 from tokamak.sampling.sampler import Sampled
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PendingResult:
-    """A launched step. `take` is where the host waits for the device."""
+class InFlightResult:
+    """A launched step. `launch` makes one; any thread may read it.
 
-    plan: StepPlan
-    sampled: Sampled
-    prompt_logprobs: Mapping[int, Sequence[TokenLogprobs]]
-    """By request row: entries of the prompt positions this step scored."""
+    On a CPU a step has run when it is launched, so nothing is left to wait for and no wait is counted:
+    who runs steps in another thread waits for that thread instead.
+    """
+
+    def __init__(
+        self,
+        plan: StepPlan,
+        sampled: Sampled,
+        prompt_logprobs: Mapping[int, Sequence[TokenLogprobs]],
+        *,
+        token_ids: Tensor,
+        arrival: Callable[[], None] | None,
+        waits: HostWaits,
+    ) -> None:
+        self.plan = plan
+        self._sampled = sampled
+        self._prompt_logprobs = prompt_logprobs
+        self._token_ids = token_ids
+        self._arrival = arrival
+        self._waits = waits
+        self._lock = threading.Lock()
+
+    @classmethod
+    def launch(
+        cls,
+        plan: StepPlan,
+        sampled: Sampled,
+        prompt_logprobs: Mapping[int, Sequence[TokenLogprobs]],
+        waits: HostWaits,
+    ) -> InFlightResult:
+        """Start the copy of a step's tokens to the host, behind what is launched so far.
+
+        prompt_logprobs: by request row, entries of the prompt positions this step scored.
+        """
+        token_ids, arrival = sampled.token_ids, None
+        if token_ids.is_cuda:
+            host = torch.empty(token_ids.shape, dtype=token_ids.dtype, pin_memory=True)
+            host.copy_(token_ids, non_blocking=True)
+            event = torch.cuda.Event()
+            event.record()
+            token_ids, arrival = host, event.synchronize
+        return cls(
+            plan, sampled, prompt_logprobs, token_ids=token_ids, arrival=arrival, waits=waits
+        )
+
+    def arrive(self) -> Int32s:
+        """The step's tokens, int32 [sampled]; waits for them the first time."""
+        with self._lock:
+            if self._arrival is not None:
+                self._waits.wait(self._arrival)
+                self._arrival = None
+        return self._token_ids.numpy()
+
+    def status(self) -> PrevStatus:
+        """How the step's rows ended; waits for that if nobody has."""
+        plan, tokens = self.plan, self.arrive()
+        nothing_drafted = np.zeros(plan.scheduled_requests, dtype=np.int32)
+        next_token = np.full(plan.scheduled_requests, NO_TOKEN, dtype=np.int32)
+        next_token[plan.sampled_rows] = tokens
+        return PrevStatus(accepted=nothing_drafted, rejected=nothing_drafted, next_token=next_token)
 
     def take(self) -> StepResult:
-        """Wait for the step and read its tokens."""
-        plan, sampled = self.plan, self.sampled
-        token_ids = sampled.token_ids.tolist()
+        """The step's tokens row by row; waits for them if nobody has."""
+        plan, sampled = self.plan, self._sampled
+        next_token = self.status().next_token.tolist()
         place = np.full(plan.scheduled_requests, -1, dtype=np.int32)
-        place[plan.sampled_rows] = np.arange(len(token_ids), dtype=np.int32)
+        place[plan.sampled_rows] = np.arange(len(plan.sampled_rows), dtype=np.int32)
         rows: list[RowResult] = []
         for row, (request_id, at) in enumerate(zip(plan.request_ids, place.tolist(), strict=True)):
             logprobs = sampled.logprobs[at] if at >= 0 else None
             rows.append(
                 RowResult(
                     request_id=request_id,
-                    token_ids=(token_ids[at],) if at >= 0 else (),
+                    token_ids=(next_token[row],) if at >= 0 else (),
                     logprobs=() if logprobs is None else (logprobs,),
-                    prompt_logprobs=tuple(self.prompt_logprobs.get(row, ())),
+                    prompt_logprobs=tuple(self._prompt_logprobs.get(row, ())),
                     complete=at in sampled.finished,
                     error=sampled.errors.get(at, ""),
                 )

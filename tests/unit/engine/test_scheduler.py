@@ -319,9 +319,9 @@ def test_no_block_is_written_by_two_running_requests():
         plan = scheduler.plan()
         for admission in plan.admissions:
             owners[admission.slot] = {}
-        for grant in plan.grants:
-            for at, block_id in enumerate(grant.block_ids, grant.start):
-                owners[grant.slot][at] = block_id
+        grants = plan.grants
+        for slot, at, block_id in zip(grants.slots, grants.entries, grants.block_ids, strict=True):
+            owners[int(slot)][int(at)] = int(block_id)
         written = [
             owners[slot][position // 4]
             for slot, before, length in zip(

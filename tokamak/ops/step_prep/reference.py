@@ -1,7 +1,7 @@
-"""Token ids, positions and cache slots of a step in plain PyTorch.
+"""Token ids, positions, cache slots and block tables of a step in plain PyTorch, without a host read.
 
 Ids come from the history of each slot on the device, so a token that was sampled a moment ago needs no
-way through the host.
+way through the host. `host.py` says the same in plain loops.
 """
 
 from __future__ import annotations
@@ -13,47 +13,50 @@ from tokamak.ops.registry import op
 
 
 @op
-def fill_rows(
+def fill_step(
     slots: Tensor,
     computed_before: Tensor,
     query_starts: Tensor,
+    grants: Tensor,
     history: Tensor,
-    token_ids: Tensor,
-    positions: Tensor,
-    token_slots: Tensor,
-) -> None:
-    """Write the id, position and slot of every token row; padding rows get 0, 0 and 0.
-
-    slots, computed_before: [requests] int32. query_starts: [requests + 1] int32.
-    history: [slots, positions] int32. Out: token_ids, positions, token_slots: [tokens] int32.
-    """
-    lens = query_starts[1:] - query_starts[:-1]
-    tokens = int(query_starts[-1])
-    shift = computed_before - query_starts[:-1]
-    at = torch.arange(tokens, dtype=torch.int32, device=slots.device)
-    real_positions = at + shift.repeat_interleave(lens)
-    real_slots = slots.repeat_interleave(lens)
-    for out, real in ((positions, real_positions), (token_slots, real_slots)):
-        out[:tokens] = real
-        out[tokens:] = 0
-    token_ids[:tokens] = history[real_slots, real_positions]
-    token_ids[tokens:] = 0
-
-
-@op
-def fill_slots(
-    token_slots: Tensor,
-    positions: Tensor,
-    table: Tensor,
+    tables: Tensor,
+    scheduled_requests: int,
     scheduled_tokens: int,
     block_tokens: int,
+    columns: int,
+    token_ids: Tensor,
+    positions: Tensor,
     write_slots: Tensor,
+    block_tables: Tensor,
 ) -> None:
-    """Write where each token row's cache row goes: block * block_tokens + offset, -1 for padding.
+    """Apply a step's block grants, then write what its token rows and request rows are.
 
-    token_slots, positions: [tokens] int32. table: [slots, blocks] int32. Out: write_slots [tokens] int64.
+    Padding token rows get id 0, position 0 and write slot -1; padding request rows get null blocks.
+
+    slots, computed_before: [running_requests] int32. query_starts: [running_requests + 1] int32.
+    grants: [4, granted] int32, the group, slot, entry and block id of each granted block.
+    history: [slots, positions] int32. columns: how many entries of a block table are written.
+    Changed: tables [groups, slots, blocks] int32.
+    Out: token_ids, positions [running_tokens] int32. write_slots [groups, running_tokens] int64, which is
+    block * block_tokens + offset. block_tables [groups, running_requests, blocks] int32.
     """
-    real = positions[:scheduled_tokens]
-    blocks = table[token_slots[:scheduled_tokens], real // block_tokens].long()
-    write_slots[:scheduled_tokens] = blocks * block_tokens + real % block_tokens
-    write_slots[scheduled_tokens:] = -1
+    if grants.shape[1]:
+        tables[grants[0], grants[1], grants[2]] = grants[3]
+    real, requests = scheduled_tokens, scheduled_requests
+    block_tables[:, :requests, :columns] = tables[:, :, :columns].index_select(1, slots[:requests])
+    if requests < len(slots):
+        block_tables[:, requests:, :columns] = 0
+    starts = query_starts[: requests + 1]
+    lens = starts[1:] - starts[:-1]
+    shift = computed_before[:requests] - starts[:-1]
+    at = torch.arange(real, dtype=torch.int32, device=slots.device)
+    real_positions = at + shift.repeat_interleave(lens, output_size=real)
+    real_slots = slots[:requests].repeat_interleave(lens, output_size=real)
+    positions[:real] = real_positions
+    token_ids[:real] = history[real_slots, real_positions]
+    blocks = tables[:, real_slots, real_positions // block_tokens].long()
+    write_slots[:, :real] = blocks * block_tokens + real_positions % block_tokens
+    if real < len(token_ids):
+        token_ids[real:] = 0
+        positions[real:] = 0
+        write_slots[:, real:] = -1
