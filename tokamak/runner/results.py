@@ -85,21 +85,26 @@ class InFlightResult:
 
     def take(self) -> StepResult:
         """The step's tokens row by row; waits for them if nobody has."""
-        plan, sampled = self.plan, self._sampled
-        next_token = self.status().next_token.tolist()
-        place = np.full(plan.scheduled_requests, -1, dtype=np.int32)
-        place[plan.sampled_rows] = np.arange(len(plan.sampled_rows), dtype=np.int32)
+        plan, sampled, status = self.plan, self._sampled, self.status()
+        token_ids = self.arrive().tolist()
+        is_sampled = status.next_token != NO_TOKEN
+        ends = np.where(is_sampled, status.accepted + 1, 0).cumsum().tolist()
+        place = np.where(is_sampled, is_sampled.cumsum() - 1, -1).tolist()
         rows: list[RowResult] = []
-        for row, (request_id, at) in enumerate(zip(plan.request_ids, place.tolist(), strict=True)):
+        first = 0
+        for row, (request_id, at, end) in enumerate(
+            zip(plan.request_ids, place, ends, strict=True)
+        ):
             logprobs = sampled.logprobs[at] if at >= 0 else None
             rows.append(
                 RowResult(
                     request_id=request_id,
-                    token_ids=(next_token[row],) if at >= 0 else (),
+                    token_ids=tuple(token_ids[first:end]),
                     logprobs=() if logprobs is None else (logprobs,),
                     prompt_logprobs=tuple(self._prompt_logprobs.get(row, ())),
                     complete=at in sampled.finished,
                     error=sampled.errors.get(at, ""),
                 )
             )
+            first = end
         return StepResult(seq=plan.seq, rows=tuple(rows))
