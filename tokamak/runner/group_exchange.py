@@ -123,7 +123,7 @@ class GroupExchange:
         waited = f"after {waited_s:.1f} s of at most {self._timeout_s:g} s"
         try:
             heard = self._meet("lost", "here")
-        except RuntimeError as gone:
+        except (RuntimeError, OSError) as gone:
             return ExchangeTimeout(
                 f"{what} failed {waited} on rank {self.rank}; the store that lists the ranks which "
                 f"answered is gone as well ({gone})",
