@@ -39,7 +39,8 @@ def fill_unit_tiles(query_starts: Tensor, width: int, tiles: Tensor) -> None:
     at = torch.arange(len(tiles), dtype=ends.dtype, device=tiles.device)
     found = torch.searchsorted(ends, at, right=True)
     request = found.clamp(max=len(lens) - 1)
-    first = query_starts[request] + (at - (ends - each)[request]) * width
+    before = (ends - each).index_select(0, request)
+    first = query_starts.index_select(0, request) + (at - before) * width
     real = at < ends[-1:]
     tiles[:, 0] = torch.where(real, request, -1)
     tiles[:, 1] = torch.where(real, first, -1)

@@ -53,8 +53,10 @@ def fill_step(
     real_positions = at + shift.repeat_interleave(lens, output_size=real)
     real_slots = slots[:requests].repeat_interleave(lens, output_size=real)
     positions[:real] = real_positions
-    token_ids[:real] = history[real_slots, real_positions]
-    blocks = tables[:, real_slots, real_positions // block_tokens].long()
+    at_history = real_slots.long() * history.shape[1] + real_positions
+    token_ids[:real] = history.flatten().index_select(0, at_history)
+    at_table = real_slots * tables.shape[2] + real_positions // block_tokens
+    blocks = tables.flatten(1).index_select(1, at_table).long()
     write_slots[:, :real] = blocks * block_tokens + real_positions % block_tokens
     if real < len(token_ids):
         token_ids[real:] = 0
