@@ -9,6 +9,7 @@ import time
 import pytest
 import torch
 
+from benchmarks.engine.exchange_time import measure_exchange
 from tests.support.ranks import CollectiveCount, Outcome, Rank, run_ranks
 from tokamak.errors import ConfigMismatch, ExchangeTimeout, StepDesync
 from tokamak.graphs.ladder import Ladder
@@ -157,3 +158,11 @@ def test_a_rank_that_is_late_is_told_from_one_that_is_gone():
 
     for message in messages(outcomes, ExchangeTimeout):
         assert "ranks 0, 1 answered afterwards" in message
+
+
+def test_the_exchange_is_measured_and_counted_for_any_number_of_ranks():
+    rows = [measure_exchange(ranks, 20) for ranks in (1, 2)]
+
+    assert [row["ranks"] for row in rows] == [1, 2]
+    assert [row["collectives"] for row in rows] == [0, 1]
+    assert all(0 < row["p50_us"] <= row["p99_us"] for row in rows)

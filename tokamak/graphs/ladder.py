@@ -58,11 +58,11 @@ class Ladder:
                 hint="raise max_num_batched_tokens or draft fewer tokens",
             )
         if sizes is not None:
-            ladder = cls.of(sizes, limit=max_num_seqs, option="request_sizes")
+            ladder = cls.of(sizes, limit=max_num_seqs, option="req_graph_sizes")
             for size in ladder.buckets:
                 if size * q_width > max_num_batched_tokens:
                     raise OptionError(
-                        f"request_sizes holds {size}: {size} rows of {q_width} tokens are more than "
+                        f"req_graph_sizes holds {size}: {size} rows of {q_width} tokens are more than "
                         f"max_num_batched_tokens, which is {max_num_batched_tokens}",
                         hint=f"leave {size} out or raise max_num_batched_tokens to {size * q_width}",
                     )
@@ -88,11 +88,11 @@ class Ladder:
             OptionError: a bucket is larger than a step can be, or `token_max` is not positive.
         """
         if sizes is not None:
-            return cls.of(sizes, limit=max_num_batched_tokens, option="token_sizes")
+            return cls.of(sizes, limit=max_num_batched_tokens, option="token_graph_sizes")
         if token_max < 1:
             raise OptionError(
-                f"token_max is {token_max}; it is the largest token bucket, 1 or more",
-                hint="set token_sizes to an empty list to record no token bucket",
+                f"token_graph_max is {token_max}; it is the largest token bucket, 1 or more",
+                hint="set token_graph_sizes to an empty list to record no token bucket",
             )
         end = min(token_max, max_num_batched_tokens)
         buckets: list[int] = []

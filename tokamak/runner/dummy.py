@@ -64,9 +64,8 @@ def full_plan(shape: StepShape, *, context_tokens: int, seq: int = -1) -> StepPl
 def idle_plan(shape: StepShape, seq: int) -> StepPlan:
     """What a rank without work runs beside its peers: one row of the group's kind, in the group's size.
 
-    The shape pads it to `running_tokens` like any other plan, and counts none of its rows as scheduled, so
-    none of them writes to a cache. One row of one token stays within every model's context, however large
-    the bucket is.
+    The shape pads it to `running_tokens` like any other plan; its row writes to the null block alone. One
+    prefill row of one token stays within every model's context, however large the bucket is.
     """
     assert shape.dummy, f"a rank with {shape.scheduled_requests} requests of its own is not idle"
     assert shape.running_requests, "no rank has work, so there is no step to run"

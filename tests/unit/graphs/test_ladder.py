@@ -85,11 +85,11 @@ def test_an_empty_list_switches_a_graph_off():
 
 
 def test_a_bucket_no_step_can_have_is_refused_by_name():
-    with pytest.raises(OptionError, match=r"token_sizes holds 128; a step has 1 to 64"):
+    with pytest.raises(OptionError, match=r"token_graph_sizes holds 128; a step has 1 to 64"):
         Ladder.tokens([32, 128], max_num_batched_tokens=64)
-    with pytest.raises(OptionError, match=r"request_sizes holds 32; a step has 1 to 16"):
+    with pytest.raises(OptionError, match=r"req_graph_sizes holds 32; a step has 1 to 16"):
         Ladder.requests([8, 32], max_num_seqs=16, q_width=1, max_num_batched_tokens=64)
-    with pytest.raises(OptionError, match=r"token_sizes holds 0"):
+    with pytest.raises(OptionError, match=r"token_graph_sizes holds 0"):
         Ladder.tokens([0], max_num_batched_tokens=64)
 
 
@@ -101,7 +101,7 @@ def test_request_buckets_whose_tokens_do_not_fit_in_a_step_are_refused():
 
 
 def test_a_token_ladder_without_a_top_is_refused():
-    with pytest.raises(OptionError, match="token_max is 0"):
+    with pytest.raises(OptionError, match="token_graph_max is 0"):
         Ladder.tokens(token_max=0, max_num_batched_tokens=64)
 
 

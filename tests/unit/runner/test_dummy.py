@@ -6,6 +6,8 @@ from dataclasses import replace
 
 import pytest
 
+from tests.support.preparation import BLOCK_TOKENS, a_decode_plan, an_arena, prepared, shape_of
+from tests.support.shapes import Recorded, a_row, settle
 from tokamak.core.plan import Mode, StepPlan, StepShape
 from tokamak.runner.dummy import NULL_SLOT, dummy_plan, full_plan, idle_plan
 
@@ -96,3 +98,43 @@ def test_a_rank_with_work_or_a_group_without_any_has_no_idle_plan():
         idle_plan(replace(REQUEST_BUCKET, dummy=False, scheduled_requests=3), 0)
     with pytest.raises(AssertionError, match="no rank has work"):
         idle_plan(replace(REQUEST_BUCKET, running_requests=0), 0)
+
+
+SETTLED = {
+    "token bucket": ([a_row(prefill=(20,)), a_row()], {"token_graph": Recorded(32)}),
+    "eager prefill": ([a_row(prefill=(20,)), a_row()], {}),
+    "request bucket": ([a_row(decode=5, width=2), a_row()], {"req_graph": Recorded(8)}),
+    "eager decode": ([a_row(decode=5, width=2), a_row()], {}),
+}
+
+
+@pytest.mark.parametrize("case", SETTLED)
+def test_an_idle_rank_s_inputs_touch_the_null_block_alone_whatever_ran_before(case: str):
+    rows, graphs = SETTLED[case]
+    shape, _ = settle(rows, 1, **graphs)
+    arena = an_arena()
+    busy = a_decode_plan([3] * 8, grants=[(slot, 10 + slot) for slot in range(1, 9)])
+    prepared(arena, busy, shape_of(busy))
+
+    step = prepared(arena, idle_plan(shape, 5), shape)
+
+    cache = step.rows["keys"]
+    assert len(step.token_ids) == len(cache.write_slots) == shape.running_tokens
+    assert len(cache.block_table) == shape.running_requests
+    assert not cache.block_table.any()
+    assert int(cache.write_slots.max()) < BLOCK_TOKENS
+    own = 1 if shape.q_width == 0 else shape.q_width
+    assert set(cache.write_slots[own:].tolist()) <= {-1}
+
+
+@pytest.mark.parametrize("case", ["token bucket", "request bucket"])
+def test_the_worst_plan_of_a_shape_reads_long_contexts_of_the_null_block(case: str):
+    rows, graphs = SETTLED[case]
+    shape, _ = settle(rows, 0, **graphs)
+
+    step = prepared(an_arena(), full_plan(shape, context_tokens=200), shape)
+
+    cache = step.rows["keys"]
+    assert set(cache.lengths.tolist()) == {200}
+    assert not cache.block_table.any()
+    assert 0 <= int(cache.write_slots.min()) <= int(cache.write_slots.max()) < BLOCK_TOKENS

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from dataclasses import FrozenInstanceError, replace
+from dataclasses import FrozenInstanceError, fields, replace
 
 import numpy as np
 import pytest
@@ -160,16 +160,33 @@ def test_the_running_table_is_one_array_over_all_steps_that_readers_cannot_chang
         view[0] = 1
 
 
+def test_the_running_table_holds_the_counts_and_nothing_else():
+    table = RunningTable(3)
+
+    kept = list(vars(table).values())
+
+    assert all(np.shares_memory(array, table.view) for array in kept)
+    assert all(len(array) == 3 for array in kept)
+
+
+def test_a_context_has_no_ladder():
+    kinds = " ".join(str(field.type) for field in fields(StepContext))
+
+    assert "running_table" in {field.name for field in fields(StepContext)}
+    assert "Ladder" not in kinds
+    assert "Buckets" not in kinds
+
+
 def test_a_context_needs_the_table_and_a_shape_every_field():
     shape, _ = settle([a_row(decode=1)], 0)
-    fields = {name: getattr(shape, name) for name in StepShape.__dataclass_fields__}
-    rest = {name: None for name in StepContext.__dataclass_fields__ if name != "running_table"}
+    values = {field.name: getattr(shape, field.name) for field in fields(StepShape)}
+    rest = {field.name: None for field in fields(StepContext) if field.name != "running_table"}
 
     with pytest.raises(TypeError, match="running_table"):
         StepContext(**rest)
-    for name in fields:
+    for name in values:
         with pytest.raises(TypeError, match=name):
-            StepShape(**{other: fields[other] for other in fields if other != name})
+            StepShape(**{other: values[other] for other in values if other != name})
 
 
 def test_stage_types_take_no_new_attributes():
