@@ -36,9 +36,10 @@ def an_arena(
     groups: tuple[CacheGroup, ...] | None = None,
     block_tokens: int = BLOCK_TOKENS,
     site: Site | None = None,
+    kind: type[InputArena] = InputArena,
 ) -> InputArena:
     """An arena on the CPU."""
-    return InputArena(
+    return kind(
         a_build(max_model_len=max_model_len),
         cache_groups() if groups is None else groups,
         max_requests=max_requests,

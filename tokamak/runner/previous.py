@@ -35,6 +35,10 @@ class Previous:
         self._is_launched = False
         self._taken_by = None
 
+    def begin(self) -> None:
+        """Another step is being prepared."""
+        self._is_launched = False
+
     def launched(self) -> None:
         """The fill of the step under preparation is launched: its inputs are out of the way."""
         self._is_launched = True

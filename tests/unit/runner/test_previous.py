@@ -140,15 +140,17 @@ def test_the_status_can_be_taken_once_in_every_step():
     assert taken == [10, 50, 51]
 
 
-def test_a_step_that_fails_after_taking_the_status_does_not_keep_the_next_from_it():
+def test_a_step_that_failed_does_not_open_the_status_to_the_next():
     previous = after([1])
     previous.launched()
-    previous.take(a_decode_plan([4], seq=1))
+    later = a_decode_plan([4], seq=2)
+
+    previous.begin()
+
+    with pytest.raises(StatusTooEarly, match="step 2"):
+        previous.take(later)
     previous.launched()
-
-    status, _ = previous.take(a_decode_plan([4], seq=2))
-
-    assert status.next_token.tolist() == [10]
+    assert previous.take(later)[0].next_token.tolist() == [10]
 
 
 class Eager:
