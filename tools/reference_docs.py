@@ -25,6 +25,7 @@ from tokamak.config.options import (
     option_values,
 )
 from tokamak.config.settle import REFUSED, settle_server
+from tokamak.config.settle_graphs import REFUSED_GRAPHS
 from tokamak.engine.client import EngineClient
 from tokamak.errors import OverloadedError, TokamakError
 from tokamak.ops.load import load_backends
@@ -99,7 +100,9 @@ def options_page() -> str:
         "`tokamak doctor` shows what every `auto` became, and why. These combinations are refused at start, with a value",
         "that works:",
         "",
-        *(f"- `{'` and `'.join(refusal.options)}`" for refusal in REFUSED),
+        *dict.fromkeys(
+            f"- `{'` and `'.join(refusal.options)}`" for refusal in (*REFUSED, *REFUSED_GRAPHS)
+        ),
         "- `num_blocks_override` and `kv_cache_memory_bytes`",
         "- `memory_fraction` below what the weights and one request need",
         "- `max_model_len` above what the cache holds",
@@ -146,6 +149,11 @@ def metrics_page() -> str:
     ]
     engine = [*metrics.ENGINE_METRICS, metrics.CACHE_USAGE]
     lines += [f"| `{row.name}` | {row.kind} | - | {row.help} |" for row in engine]
+    for row in metrics.STEP_METRICS:
+        labels = f"`{row.label}`" if row.label else "-"
+        lines.append(f"| `{row.name}` | {row.kind} | {labels} | {row.help} |")
+    spans = metrics.STEP_SPANS
+    lines.append(f"| `{spans.name}` | {spans.kind} | `span` | {spans.help} |")
     for row in vars(metrics).values():
         if isinstance(row, metrics.HttpMetric):
             kind = "histogram" if row.buckets else "counter"

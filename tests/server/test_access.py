@@ -47,7 +47,9 @@ def test_each_key_opens_the_api(guarded, key):
     ],
     ids=str,
 )
-@pytest.mark.parametrize("path", ["/v1/models", "/tokenize", "/openapi.json", "/nothing"])
+@pytest.mark.parametrize(
+    "path", ["/v1/models", "/tokenize", "/openapi.json", "/debug/graphs", "/nothing"]
+)
 def test_without_a_key_nothing_is_answered(guarded, path, headers):
     answer = guarded.http.get(path, headers=headers)
 

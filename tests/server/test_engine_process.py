@@ -96,6 +96,35 @@ def test_a_request_comes_back_as_text_with_its_numbers():
     assert last.timings.arrived_s <= last.timings.first_token_s <= last.timings.last_token_s
 
 
+def test_where_steps_went_comes_with_the_first_news():
+    async def scenario():
+        async with a_running_engine("reports") as client:
+            await until(lambda: client.report().graphs_when == "startup")
+            await collect(client, a_request())
+            return client.report()
+
+    report = asyncio.run(scenario())
+
+    assert report.reasons == {"bucket": 3}
+
+
+def test_a_fatal_error_is_one_line_with_its_name_and_ends_the_engine(capfd):
+    async def scenario():
+        async with a_running_engine("differs") as client:
+            with pytest.raises(EngineDeadError) as caught:
+                await collect(client, a_request(params=ENDLESS))
+            return str(caught.value)
+
+    told = asyncio.run(scenario())
+
+    printed = [line for line in capfd.readouterr().err.splitlines() if "bucket 4" in line]
+    assert printed == [
+        "engine: the engine ends: GraphMismatch: bucket 4 of decode gave other numbers "
+        "(hint: use graphs=off)"
+    ]
+    assert "bucket 4 of decode" in told
+
+
 def test_many_requests_at_once_keep_their_own_answers():
     async def scenario():
         async with a_running_engine() as client:

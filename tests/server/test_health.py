@@ -12,8 +12,16 @@ import pytest
 from tests.support.live_server import eventually, serving
 from tests.support.scripted_engine import VOCAB_TOKENS, ScriptedCore
 from tokamak import __version__
+from tokamak.engine.messages import (
+    EngineReport,
+    GraphReport,
+    ModeNumbers,
+    SpanNumbers,
+    VerdictReport,
+)
 from tokamak.server.routes import health
-from tokamak.telemetry.metrics import ENGINE_METRICS
+from tokamak.telemetry.metrics import ENGINE_METRICS, STEP_METRICS
+from tokamak.telemetry.spans import BOUNDS_S
 
 
 def statuses(server):
@@ -171,6 +179,125 @@ def test_every_engine_number_is_published(server):
 
     for row in ENGINE_METRICS:
         assert f"\n{row.name} " in published
+
+
+def a_report() -> EngineReport:
+    """Of an engine that has replayed 5 of 7 steps."""
+    return EngineReport(
+        graphs_when="on-demand",
+        graphs_why="asked for",
+        graph_backend="sim",
+        graph_reserve_bytes=9000,
+        graph_cost="saved",
+        graphs=[
+            GraphReport(
+                name="decode",
+                kind="request",
+                backend="sim",
+                ladder=[1, 2, 4],
+                recorded=[1, 4],
+                seconds=0.5,
+                pool_bytes=2000,
+                segments=2,
+                state="partly recorded",
+                recordings=3,
+                replays=5,
+            ),
+            GraphReport(
+                name="prefill",
+                kind="token",
+                backend="sim",
+                ladder=[],
+                recorded=[],
+                seconds=0.0,
+                pool_bytes=0,
+                segments=0,
+                state="off: no size is asked for",
+            ),
+        ],
+        verdicts=[VerdictReport(graph="request", bucket=4, size=3, worst=0.0, ok=True)],
+        graph_checks=4,
+        graph_check_failures=1,
+        modes={
+            "request_graph": ModeNumbers(steps=5, scheduled_tokens=15, running_tokens=20),
+            "eager": ModeNumbers(steps=2, scheduled_tokens=64, running_tokens=64),
+        },
+        reasons={"bucket": 5, "eager:prefill": 2},
+        spans={"launch": SpanNumbers(counts=[0] * len(BOUNDS_S) + [7], sum_s=70.0)},
+    )
+
+
+@pytest.fixture(scope="module")
+def recording():
+    """A server whose engine reports graphs."""
+    with serving(core=ScriptedCore(told=a_report())) as live:
+        live.chat(max_tokens=1)
+        yield live
+
+
+def test_graphs_are_told_with_buckets_memory_and_verification(recording):
+    told = recording.http.get("/debug/graphs").json()
+
+    assert (told["when"], told["why"], told["backend"]) == ("on-demand", "asked for", "sim")
+    assert [graph["name"] for graph in told["graphs"]] == ["decode", "prefill"]
+    assert told["graphs"][0]["ladder"] == [1, 2, 4]
+    assert told["graphs"][0]["recorded"] == [1, 4]
+    assert told["graphs"][1]["state"] == "off: no size is asked for"
+    assert (told["pool_bytes"], told["reserve_bytes"], told["cost"]) == (2000, 9000, "saved")
+    assert told["verdicts"] == [
+        {"graph": "request", "bucket": 4, "size": 3, "worst": 0.0, "ok": True}
+    ]
+    assert (told["checks"], told["check_failures"]) == (4, 1)
+
+
+def test_graphs_that_are_off_answer_with_the_reason():
+    report = EngineReport(graphs_when="off", graphs_why="their ops are not compiled")
+    with serving(core=ScriptedCore(told=report)) as server:
+        server.chat(max_tokens=1)
+
+        told = server.http.get("/debug/graphs").json()
+
+    assert (told["when"], told["why"]) == ("off", "their ops are not compiled")
+    assert told["graphs"] == []
+    assert told["pool_bytes"] == 0
+
+
+def labelled(server, name: str) -> float:
+    """The value of a metric with just these labels."""
+    lines = server.http.get("/metrics").text.splitlines()
+    return float(next(line for line in lines if line.startswith(f"{name} ")).rsplit(" ", 1)[1])
+
+
+def test_steps_are_counted_by_mode_reason_and_padding(recording):
+    assert labelled(recording, 'tokamak_steps_by_mode_total{mode="request_graph"}') == 5
+    assert labelled(recording, 'tokamak_steps_by_reason_total{why="eager:prefill"}') == 2
+    assert labelled(recording, 'tokamak_scheduled_tokens_by_mode_total{mode="request_graph"}') == 15
+    assert labelled(recording, 'tokamak_padding_tokens_total{mode="request_graph"}') == 5
+    assert labelled(recording, 'tokamak_padding_tokens_total{mode="eager"}') == 0
+
+
+def test_graphs_are_counted_by_name(recording):
+    assert labelled(recording, 'tokamak_graph_recordings_total{graph="decode"}') == 3
+    assert labelled(recording, 'tokamak_graph_replays_total{graph="decode"}') == 5
+    assert labelled(recording, 'tokamak_graph_pool_bytes{graph="decode"}') == 2000
+    assert recording.metric("tokamak_graph_checks_total") == 4
+    assert recording.metric("tokamak_graph_check_failures_total") == 1
+
+
+def test_the_parts_of_a_step_are_a_histogram(recording):
+    slow = 'tokamak_step_span_seconds_bucket{le="+Inf",span="launch"}'
+    quick = f'tokamak_step_span_seconds_bucket{{le="{BOUNDS_S[-1]}",span="launch"}}'
+
+    assert labelled(recording, slow) == 7
+    assert labelled(recording, quick) == 0
+    assert labelled(recording, 'tokamak_step_span_seconds_sum{span="launch"}') == 70
+
+
+def test_every_step_number_is_published(recording):
+    published = recording.http.get("/metrics").text
+
+    for row in STEP_METRICS:
+        assert f"\n{row.name}{{" in published or f"\n{row.name} " in published
 
 
 def test_unknown_paths_make_no_new_metrics(server):

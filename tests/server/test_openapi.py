@@ -42,6 +42,7 @@ OPERATIONS = {
     "GET /health/progress": 5,
     "GET /metrics": 5,
     "GET /version": 5,
+    "GET /debug/graphs": 5,
     "POST /reset_prefix_cache": 5,
 }
 """How many requests are made up for each operation, half of them against the description."""

@@ -28,6 +28,7 @@ from tokamak.engine.front_end import FrontEnd
 from tokamak.engine.messages import (
     AbortRequests,
     AddRequest,
+    EngineReport,
     EngineStats,
     PositionLogprobs,
     Ready,
@@ -127,6 +128,8 @@ class ScriptedCore:
     """Ids of unfinished requests that were aborted."""
     unknown_aborts: list[str] = field(default_factory=list)
     """Ids of aborts that came for no unfinished request."""
+    told: EngineReport = field(default_factory=EngineReport)
+    """What `report` says."""
     resets: int = 0
     steps: int = 0
     closed: bool = False
@@ -212,6 +215,9 @@ class ScriptedCore:
             finished_requests=self._totals["done"],
             last_token_monotonic_s=self._token_s,
         )
+
+    def report(self) -> EngineReport:
+        return self.told
 
     def close(self) -> None:
         self.closed = True
@@ -356,6 +362,9 @@ class ScriptedEngine(FrontEnd):
         self.start()
         self._wake.set()
 
+    def _news(self, updates: list[RequestUpdate]) -> StepUpdates:
+        return StepUpdates(updates=updates, stats=self.core.stats(), report=self.core.report())
+
     async def _run(self) -> None:
         while True:
             self._wake.clear()
@@ -365,10 +374,10 @@ class ScriptedEngine(FrontEnd):
                 except Exception as error:
                     self._fail(f"the engine failed: {type(error).__name__}: {error}")
                     return
-                self._receive(StepUpdates(updates=updates, stats=self.core.stats()))
+                self._receive(self._news(updates))
                 await asyncio.sleep(self.token_s)
                 continue
-            self._receive(StepUpdates(updates=[], stats=self.core.stats()))
+            self._receive(self._news([]))
             try:
                 async with asyncio.timeout(0.1):
                     await self._wake.wait()

@@ -12,7 +12,8 @@ from collections.abc import Callable
 from tests.support.scripted_engine import ScriptedCore, says
 from tokamak.config.engine import EngineConfig
 from tokamak.engine.engine_process import run
-from tokamak.errors import CheckpointError
+from tokamak.engine.messages import EngineReport
+from tokamak.errors import CheckpointError, GraphMismatch
 
 
 def _refuses() -> ScriptedCore:
@@ -32,6 +33,13 @@ BEHAVIOURS: dict[str, Callable[[], ScriptedCore]] = {
     "scripted:slow": lambda: ScriptedCore(step_s=0.02),
     "scripted:says-hello": lambda: ScriptedCore(script=says("Hello, wörld.")),
     "scripted:fails-at-step": lambda: ScriptedCore(fail_step=5),
+    "scripted:differs": lambda: ScriptedCore(
+        fail_step=5,
+        failure=GraphMismatch("bucket 4 of decode gave other numbers", hint="use graphs=off"),
+    ),
+    "scripted:reports": lambda: ScriptedCore(
+        told=EngineReport(graphs_when="startup", reasons={"bucket": 3})
+    ),
     "scripted:full": lambda: ScriptedCore(max_waiting=0),
     "scripted:refuses": _refuses,
     "scripted:breaks": _breaks,

@@ -127,7 +127,7 @@ REFUSED_GRAPHS: tuple[GraphRefusal, ...] = (
         lambda c: "leave verify_graphs_rate out, or use graphs=startup",
     ),
     GraphRefusal(
-        ("req_graph_sizes or token_graph_sizes", "graphs"),
+        ("graphs", "req_graph_sizes", "token_graph_sizes"),
         lambda c: c.off and bool(c.asked_size),
         lambda c: f"{c.asked_size}, but graphs is off ({c.why})",
         lambda c: "leave the sizes out, or use graphs=startup and no graph_backend",
@@ -162,7 +162,7 @@ REFUSED_GRAPHS: tuple[GraphRefusal, ...] = (
         lambda c: "leave the size out or raise the limit",
     ),
     GraphRefusal(
-        ("graphs", "req_graph_sizes and token_graph_sizes"),
+        ("graphs", "req_graph_sizes", "token_graph_sizes"),
         lambda c: not c.off and c.request_sizes == () and c.token_sizes == (),
         lambda c: f"graphs is {c.when}, but no size is left to record: {c.token_why}",
         lambda c: "give req_graph_sizes or token_graph_sizes a size, or use graphs=off",

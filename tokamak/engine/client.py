@@ -11,7 +11,7 @@ from collections.abc import AsyncIterator
 from dataclasses import dataclass
 
 from tokamak.core.generation import EngineInfo, GenerationEvent, GenerationRequest
-from tokamak.engine.messages import EngineStats
+from tokamak.engine.messages import EngineReport, EngineStats
 from tokamak.text.chat_template import ChatTemplate
 from tokamak.text.tokenizer import Tokenizer
 
@@ -59,6 +59,10 @@ class EngineClient(ABC):
     @abstractmethod
     def stats(self) -> EngineStats:
         """The engine's last gauges and counters."""
+
+    @abstractmethod
+    def report(self) -> EngineReport:
+        """Where the engine's steps went and what its graphs are, at most a second old."""
 
     @abstractmethod
     async def reset_prefix_cache(self) -> None:

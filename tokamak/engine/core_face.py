@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from tokamak.engine.messages import AddRequest, EngineStats, Ready, RequestUpdate
+from tokamak.engine.messages import AddRequest, EngineReport, EngineStats, Ready, RequestUpdate
 
 
 class CoreFace(Protocol):
@@ -40,6 +40,10 @@ class CoreFace(Protocol):
 
     def stats(self) -> EngineStats:
         """Gauges and counters now."""
+        ...
+
+    def report(self) -> EngineReport:
+        """Where steps went and what graphs are, now."""
         ...
 
     def close(self) -> None:

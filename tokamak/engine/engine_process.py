@@ -35,11 +35,14 @@ from tokamak.engine.messages import (
     ToEngine,
 )
 from tokamak.engine.transport import Channel, StartEngine, engine_channel
-from tokamak.errors import TokamakError
+from tokamak.errors import FatalError, TokamakError
 
 logger = logging.getLogger(__name__)
 
 HEARTBEAT_S = 0.5
+
+REPORT_S = 0.5
+"""Between two reports: longer than a step, as putting one together takes about as long as a small one."""
 
 EXIT_ENDED, EXIT_FAILED, EXIT_ORPHANED = 0, 1, 3
 
@@ -57,6 +60,7 @@ class EngineLoop:
         self._channel = channel
         self._unfinished: set[str] = set()
         self._spoke_s = 0.0
+        self._reported_s = float("-inf")
 
     def run(self) -> None:
         """Serve until told to end."""
@@ -96,7 +100,10 @@ class EngineLoop:
         self._unfinished.difference_update(
             update.request_id for update in updates if update.finish_reason is not None
         )
-        self._channel.send(StepUpdates(updates=updates, stats=self._core.stats()))
+        report = None
+        if now - self._reported_s >= REPORT_S:
+            report, self._reported_s = self._core.report(), now
+        self._channel.send(StepUpdates(updates=updates, stats=self._core.stats(), report=report))
         self._spoke_s = now
 
 
@@ -112,7 +119,9 @@ def serve(start: StartEngine, build: Callable[[EngineConfig], CoreFace]) -> int:
         channel.send(core.ready())
         loop.run()
     except Exception as error:
-        if not isinstance(error, TokamakError):
+        if isinstance(error, FatalError):
+            logger.critical("the engine ends: %s: %s", type(error).__name__, _one_line(error))
+        elif not isinstance(error, TokamakError):
             logger.exception("the engine failed")
         channel.send(Failed(message=_one_line(error), kind=type(error).__name__))
         return EXIT_FAILED

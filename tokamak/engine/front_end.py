@@ -21,6 +21,7 @@ from tokamak.engine.client import EngineClient, EngineHealth
 from tokamak.engine.messages import (
     AbortRequests,
     AddRequest,
+    EngineReport,
     EngineStats,
     RequestUpdate,
     ResetPrefixCache,
@@ -55,6 +56,7 @@ class FrontEnd(EngineClient):
         self._idle = asyncio.Event()
         self._idle.set()
         self._stats = EngineStats(free_blocks=info.total_blocks, total_blocks=info.total_blocks)
+        self._report = EngineReport()
         self._draining = False
         self._failure: str | None = None
         self._heard_s = self._token_s = time.monotonic()
@@ -119,6 +121,10 @@ class FrontEnd(EngineClient):
         """See EngineClient."""
         return self._stats
 
+    def report(self) -> EngineReport:
+        """See EngineClient."""
+        return self._report
+
     async def reset_prefix_cache(self) -> None:
         """See EngineClient."""
         self._refuse_when_dead()
@@ -138,6 +144,7 @@ class FrontEnd(EngineClient):
         """Hand in the news of a step; updates of requests that nobody waits for are dropped."""
         self._heard_s = time.monotonic()
         self._stats = message.stats
+        self._report = message.report or self._report
         for update in message.updates:
             inbox = self._inboxes.get(update.request_id)
             if inbox is None:

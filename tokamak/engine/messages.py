@@ -90,11 +90,87 @@ class EngineStats(msgspec.Struct, frozen=True, kw_only=True):
     step_seconds_sum: float = 0.0
 
 
+class GraphReport(msgspec.Struct, frozen=True, kw_only=True):
+    """One graph: what it may record, what it has recorded, and what that takes."""
+
+    name: str
+    kind: str
+    """`request`, `token` or `decoder`."""
+    backend: str
+    ladder: list[int]
+    """Its buckets: requests or token rows."""
+    recorded: list[int]
+    """Those that can be replayed."""
+    seconds: float
+    """Spent recording."""
+    pool_bytes: int
+    segments: int
+    """Of all recorded buckets together."""
+    state: str
+    """`recorded` (every bucket), `partly recorded`, `empty`, or `off: ` and why."""
+    recordings: int = 0
+    """Recordings made so far."""
+    replays: int = 0
+    """Steps that were replayed."""
+
+
+class VerdictReport(msgspec.Struct, frozen=True, kw_only=True):
+    """One bucket, at one size, compared with the eager forward before serving."""
+
+    graph: str
+    bucket: int
+    size: int
+    worst: float
+    """The largest difference, relative to the largest number of its row."""
+    ok: bool
+
+
+class ModeNumbers(msgspec.Struct, frozen=True, kw_only=True):
+    """Steps of one mode so far; running tokens beyond the scheduled ones are padding."""
+
+    steps: int = 0
+    scheduled_tokens: int = 0
+    running_tokens: int = 0
+
+
+class SpanNumbers(msgspec.Struct, frozen=True, kw_only=True):
+    """One part of a step, over all steps so far."""
+
+    counts: list[int]
+    """How often it took at most each bound of `telemetry.spans.BOUNDS_S`, then how often in all."""
+    sum_s: float
+
+
+class EngineReport(msgspec.Struct, frozen=True, kw_only=True):
+    """Where an engine's steps went, and what its graphs are; sums since the start."""
+
+    graphs_when: str = "off"
+    """`startup`, `on-demand` or `off`."""
+    graphs_why: str = "the engine has not reported yet"
+    graph_backend: str = "none"
+    graph_reserve_bytes: int = 0
+    """Set aside for recordings."""
+    graph_cost: str = ""
+    """Where the estimate came from: `measured`, `saved` or `default`."""
+    graphs: list[GraphReport] = []
+    verdicts: list[VerdictReport] = []
+    """Of the verification at start; empty if none was asked for."""
+    graph_checks: int = 0
+    """Replayed steps that were compared with the eager forward while serving."""
+    graph_check_failures: int = 0
+    modes: dict[str, ModeNumbers] = {}
+    reasons: dict[str, int] = {}
+    """Steps by why they ran in their mode."""
+    spans: dict[str, SpanNumbers] = {}
+
+
 class StepUpdates(msgspec.Struct, frozen=True, kw_only=True, tag="updates"):
     """All news of one step, and the engine's numbers after it. Also sent, empty, as a heartbeat."""
 
     updates: list[RequestUpdate]
     stats: EngineStats
+    report: EngineReport | None = None
+    """With the first news and then every half second; None between."""
 
 
 class Ready(msgspec.Struct, frozen=True, kw_only=True, tag="ready"):

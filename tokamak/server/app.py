@@ -64,6 +64,7 @@ ANSWERS: list[type[msgspec.Struct]] = [
     health.Health,
     operations.Version,
     operations.CacheReset,
+    operations.Graphs,
     ErrorBody,
 ]
 
@@ -85,6 +86,7 @@ def create_app(client_or_connect: EngineClient | Connect, config: ServerConfig) 
     else:
         connect = client_or_connect
     state.metrics.watch_engine(lambda: _engine_numbers(state))
+    state.metrics.watch_steps(lambda: _step_numbers(state))
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncGenerator[None]:
@@ -140,6 +142,10 @@ async def _load(state: ServerState, connect: Connect) -> None:
 
 def _engine_numbers(state: ServerState) -> Mapping[str, float] | None:
     return None if state.client is None else msgspec.structs.asdict(state.client.stats())
+
+
+def _step_numbers(state: ServerState) -> Mapping[str, Any] | None:
+    return None if state.client is None else msgspec.to_builtins(state.client.report())
 
 
 async def _answer_error(request: Request, error: Exception) -> Response:

@@ -8,17 +8,38 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    HistogramMetricFamily,
+    Metric,
+)
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
 from prometheus_client.registry import Collector
+
+from tokamak.telemetry.spans import BOUNDS_S
 
 CONTENT_TYPE = CONTENT_TYPE_PLAIN_0_0_4
 
 EngineNumbers = Mapping[str, float]
 """Fields of EngineStats by name."""
+
+StepNumbers = Mapping[str, Any]
+"""Fields of EngineReport by name, down to plain numbers."""
+
+
+@dataclass(frozen=True, slots=True)
+class StepMetric:
+    """A number of the engine's steps, by one label; `numbers` are its values by the label's."""
+
+    name: str
+    kind: Literal["gauge", "counter"]
+    label: str
+    help: str
+    numbers: Callable[[StepNumbers], Mapping[str, float]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +47,7 @@ class EngineMetric:
     """A number of the engine's; `source` is its name there."""
 
     name: str
-    kind: Literal["gauge", "counter"]
+    kind: Literal["gauge", "counter", "histogram"]
     source: str
     help: str
 
@@ -101,6 +122,81 @@ ENGINE_METRICS = (
 CACHE_USAGE = EngineMetric(
     "tokamak_cache_usage_ratio", "gauge", "", "Share of cache blocks that requests hold."
 )
+
+STEP_METRICS = (
+    StepMetric(
+        "tokamak_steps_by_mode_total",
+        "counter",
+        "mode",
+        "Steps by how their forward ran.",
+        lambda n: {mode: sums["steps"] for mode, sums in n["modes"].items()},
+    ),
+    StepMetric(
+        "tokamak_steps_by_reason_total",
+        "counter",
+        "why",
+        "Steps by why they ran so.",
+        lambda n: n["reasons"],
+    ),
+    StepMetric(
+        "tokamak_scheduled_tokens_by_mode_total",
+        "counter",
+        "mode",
+        "Tokens put in plans.",
+        lambda n: {mode: sums["scheduled_tokens"] for mode, sums in n["modes"].items()},
+    ),
+    StepMetric(
+        "tokamak_padding_tokens_total",
+        "counter",
+        "mode",
+        "Tokens run beside the scheduled ones, to fill buckets.",
+        lambda n: {
+            mode: sums["running_tokens"] - sums["scheduled_tokens"]
+            for mode, sums in n["modes"].items()
+        },
+    ),
+    StepMetric(
+        "tokamak_graph_recordings_total",
+        "counter",
+        "graph",
+        "Recordings made.",
+        lambda n: {graph["name"]: graph["recordings"] for graph in n["graphs"]},
+    ),
+    StepMetric(
+        "tokamak_graph_replays_total",
+        "counter",
+        "graph",
+        "Steps replayed from recordings.",
+        lambda n: {graph["name"]: graph["replays"] for graph in n["graphs"]},
+    ),
+    StepMetric(
+        "tokamak_graph_pool_bytes",
+        "gauge",
+        "graph",
+        "Memory that recordings hold.",
+        lambda n: {graph["name"]: graph["pool_bytes"] for graph in n["graphs"]},
+    ),
+    StepMetric(
+        "tokamak_graph_checks_total",
+        "counter",
+        "",
+        "Replayed steps compared with the eager forward.",
+        lambda n: {"": n["graph_checks"]},
+    ),
+    StepMetric(
+        "tokamak_graph_check_failures_total",
+        "counter",
+        "",
+        "Compared steps that differed.",
+        lambda n: {"": n["graph_check_failures"]},
+    ),
+)
+"""Published after ENGINE_METRICS; an empty label is none."""
+
+STEP_SPANS = EngineMetric(
+    "tokamak_step_span_seconds", "histogram", "", "Host time of each part of a step."
+)
+"""By the label `span`."""
 
 _SECONDS = (
     0.001,
@@ -182,6 +278,10 @@ class Metrics:
         """Publish the engine's numbers, asked for at each scrape; None while there are none."""
         self.registry.register(_EngineCollector(numbers))
 
+    def watch_steps(self, numbers: Callable[[], StepNumbers | None]) -> None:
+        """Publish where the engine's steps went, asked for at each scrape; None while there is no engine."""
+        self.registry.register(_StepCollector(numbers))
+
     def text(self) -> bytes:
         """All metrics in Prometheus' text format."""
         return generate_latest(self.registry)
@@ -241,3 +341,27 @@ class _EngineCollector(Collector):
         total = numbers["total_blocks"]
         used = (total - numbers["free_blocks"]) / total if total else 0.0
         yield GaugeMetricFamily(CACHE_USAGE.name, CACHE_USAGE.help, used)
+
+
+class _StepCollector(Collector):
+    """Reads where steps went when somebody scrapes."""
+
+    def __init__(self, numbers: Callable[[], StepNumbers | None]) -> None:
+        self._numbers = numbers
+
+    def collect(self) -> Iterable[Metric]:
+        numbers = self._numbers()
+        if numbers is None:
+            return
+        for row in STEP_METRICS:
+            family = GaugeMetricFamily if row.kind == "gauge" else CounterMetricFamily
+            labels = [row.label] if row.label else []
+            metric = family(row.name, row.help, labels=labels)
+            for value, count in row.numbers(numbers).items():
+                metric.add_metric([value] if labels else [], float(count))
+            yield metric
+        spans = HistogramMetricFamily(STEP_SPANS.name, STEP_SPANS.help, labels=["span"])
+        ends = [*(str(bound) for bound in BOUNDS_S), "+Inf"]
+        for name, sums in numbers["spans"].items():
+            spans.add_metric([name], list(zip(ends, sums["counts"], strict=True)), sums["sum_s"])
+        yield spans
