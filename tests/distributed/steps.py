@@ -31,10 +31,10 @@ class SmallestForIdle(ForwardMode):
     def settle(cls, rows: Rows, *, rank: int, table: RunningTable, **graphs) -> StepShape:
         shape = super().settle(rows, rank=rank, table=table, **graphs)
         if shape.dummy and shape.mode is Mode.TOKEN_GRAPH:
-            tokens = table.view.copy()
+            tokens = table.view.tolist()
             tokens[rank] = graphs["token_graph"].ladder.buckets[0]
             table.fill(tokens)
-            return replace(shape, running_tokens=int(tokens[rank]))
+            return replace(shape, running_tokens=tokens[rank])
         return shape
 
 
@@ -98,7 +98,7 @@ def plan_of_step(kind: str, chance: random.Random, seq: int) -> StepPlan:
 def run_steps(rank: Rank, seed: int, steps: int, mode: type[ForwardMode]) -> list[tuple[str, str]]:
     """Run steps of random plans; returns (mode, why) of each, and the ledger has every collective."""
     chance = random.Random(f"{seed} of rank {rank.rank}")
-    exchange = rank.exchange(timeout_s=2.0)
+    exchange = rank.exchange(timeout_s=8.0)
     table = RunningTable(rank.ranks)
     seen: list[tuple[str, str]] = []
     for seq in range(steps):

@@ -105,7 +105,7 @@ def silent(rank: Rank, how: str) -> None:
 @pytest.mark.parametrize("how", ["gone", "hangs"])
 def test_a_rank_that_does_not_answer_is_named_by_those_that_do(how: str):
     started = time.monotonic()
-    outcomes = run_ranks(silent, 3, how, deadline_s=5.0)
+    outcomes = run_ranks(silent, 3, how, deadline_s=6.0)
 
     for message in messages([outcomes[0], outcomes[2]], ExchangeTimeout):
         assert re.search(r"the exchange of step 2 failed after .* of at most 1 s", message)

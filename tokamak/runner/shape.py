@@ -6,7 +6,7 @@ rank can compute every other rank's shape (runner requirements SH-1 to SH-9, SH-
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -16,9 +16,9 @@ from tokamak.core.plan import Int32s, Mode, StepPlan, StepShape
 from tokamak.errors import ShapeInvariant
 from tokamak.graphs.ladder import Ladder
 from tokamak.runner.exchange import (
-    COLUMNS,
     Demand,
     Exchange,
+    RankRow,
     Rows,
     demand_names,
     rank_row,
@@ -79,7 +79,7 @@ class RunningTable:
         """What everybody else gets: the same read-only array in all steps. int32 [ranks]."""
         self.view.flags.writeable = False
 
-    def fill(self, tokens: Int32s) -> None:
+    def fill(self, tokens: Sequence[int]) -> None:
         """Overwrite the table; only `ForwardMode.settle` calls this."""
         self._tokens[:] = tokens
 
@@ -131,26 +131,26 @@ class ForwardMode:
         Raises:
             ShapeInvariant: the shape contradicts itself, as when a graph offers a bucket that is too small.
         """
-        column = {name: rows[:, at] for name, at in COLUMNS.items()}
-        busy = column["has_work"] > 0
-        if not busy.any():
-            verdict = _nobody(len(rows))
-        elif (column["prefill_rows"] > 0).any():
-            verdict = _prefill(column, busy, token_graph)
+        group = [RankRow(*row) for row in rows.tolist()]
+        if not any(row.has_work for row in group):
+            verdict = _nobody(len(group))
+        elif any(row.prefill_rows for row in group):
+            verdict = _prefill(group, token_graph)
         else:
-            verdict = _decode(column, busy, req_graph)
+            verdict = _decode(group, req_graph)
         table.fill(verdict.tokens)
+        own = group[rank]
         shape = StepShape(
             mode=verdict.mode,
-            dummy=not busy[rank],
-            scheduled_requests=int(column["scheduled_requests"][rank]),
-            scheduled_tokens=int(column["scheduled_tokens"][rank]),
-            running_requests=int(verdict.requests[rank]),
-            running_tokens=int(verdict.tokens[rank]),
+            dummy=not own.has_work,
+            scheduled_requests=own.scheduled_requests,
+            scheduled_tokens=own.scheduled_tokens,
+            running_requests=verdict.requests[rank],
+            running_tokens=verdict.tokens[rank],
             q_width=verdict.q_width,
             cut=None,
-            uniform_rows=bool((verdict.tokens == verdict.tokens[0]).all()),
-            draft_requests=_draft_requests(int(column["draft_rows"].max()), req_graph, policy),
+            uniform_rows=len(set(verdict.tokens)) == 1,
+            draft_requests=_draft_requests(group, req_graph, policy),
             why=verdict.why,
             wanted=verdict.wanted,
         )
@@ -195,8 +195,8 @@ class _Verdict:
     """What the group runs: the same on every rank, with one entry per rank where ranks may differ."""
 
     mode: Mode
-    requests: Int32s  # [ranks]
-    tokens: Int32s  # [ranks]
+    requests: list[int]
+    tokens: list[int]
     q_width: int
     why: str
     wanted: int | None
@@ -213,42 +213,39 @@ class _Choice:
 
 def _nobody(ranks: int) -> _Verdict:
     """No rank has work: no forward anywhere, and all return together."""
-    none = np.zeros(ranks, dtype=np.int32)
+    none = [0] * ranks
     return _Verdict(mode=Mode.EAGER, requests=none, tokens=none, q_width=0, why="idle", wanted=None)
 
 
-def _prefill(column: dict[str, Int32s], busy: np.ndarray, graph: TokenBuckets) -> _Verdict:
+def _prefill(group: Sequence[RankRow], graph: TokenBuckets) -> _Verdict:
     """Some rank has prefill rows: every rank replays one token bucket, or runs its own rows eagerly."""
-    requests = np.where(busy, column["scheduled_requests"], 1).astype(np.int32)
-    tokens = np.where(busy, column["scheduled_tokens"], 1).astype(np.int32)
-    choice = _choose(graph.ladder, graph.bucket, int(tokens.max()), column)
-    if choice.bucket is not None:
-        tokens = np.full_like(tokens, choice.bucket)
+    requests = [row.scheduled_requests if row.has_work else 1 for row in group]
+    tokens = [row.scheduled_tokens if row.has_work else 1 for row in group]
+    choice = _choose(graph.ladder, graph.bucket, max(tokens), group)
     return _Verdict(
         mode=Mode.EAGER if choice.bucket is None else Mode.TOKEN_GRAPH,
         requests=requests,
-        tokens=tokens,
+        tokens=tokens if choice.bucket is None else [choice.bucket] * len(group),
         q_width=0,
         why=choice.why,
         wanted=choice.wanted,
     )
 
 
-def _decode(column: dict[str, Int32s], busy: np.ndarray, graph: RequestBuckets) -> _Verdict:
+def _decode(group: Sequence[RankRow], graph: RequestBuckets) -> _Verdict:
     """Decode rows alone: every rank runs as many as the largest, padded to a bucket if one is recorded."""
-    q_width = int(column["max_query"].max())
-    largest = int(np.where(busy, column["scheduled_requests"], 1).max())
+    q_width = max(row.max_query for row in group)
+    largest = max(row.scheduled_requests for row in group)
 
     def bucket(requests: int) -> int | None:
         return graph.bucket(requests, q_width=q_width)
 
-    choice = _choose(graph.ladder, bucket, largest, column)
+    choice = _choose(graph.ladder, bucket, largest, group)
     running = largest if choice.bucket is None else choice.bucket
-    requests = np.full(len(busy), running, dtype=np.int32)
     return _Verdict(
         mode=Mode.EAGER if choice.bucket is None else Mode.REQUEST_GRAPH,
-        requests=requests,
-        tokens=requests * np.int32(q_width),
+        requests=[running] * len(group),
+        tokens=[running * q_width] * len(group),
         q_width=q_width,
         why=choice.why,
         wanted=choice.wanted,
@@ -259,14 +256,16 @@ def _choose(
     ladder: Ladder,
     bucket: Callable[[int], int | None],
     size: int,
-    column: dict[str, Int32s],
+    group: Sequence[RankRow],
 ) -> _Choice:
     """The bucket of the group's largest size; one reason code for every step without one."""
     if not ladder.buckets:
         return _Choice(None, "eager:off")
-    demand = Demand(int(np.bitwise_or.reduce(column["eager_demand"])))
+    demand = 0
+    for row in group:
+        demand |= row.eager_demand
     if demand:
-        return _Choice(None, f"eager:{demand_names(demand)}")
+        return _Choice(None, f"eager:{demand_names(Demand(demand))}")
     wanted = ladder.ceil(size)
     if wanted is None:
         return _Choice(None, "eager:above-ladder")
@@ -276,8 +275,9 @@ def _choose(
     )
 
 
-def _draft_requests(largest: int, graph: RequestBuckets, policy: Policy) -> int:
+def _draft_requests(group: Sequence[RankRow], graph: RequestBuckets, policy: Policy) -> int:
     """Rows of every rank's draft: the request bucket of the largest, or that many above the ladder (SH-18)."""
+    largest = max(row.draft_rows for row in group)
     if not policy.drafts or not largest:
         return 0
     bucket = graph.ladder.ceil(largest)
