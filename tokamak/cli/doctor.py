@@ -1,7 +1,8 @@
 """What is this machine, and what would be decided on it? `tokamak doctor` prints facts, config and choices.
 
 With a model (the default one if none is named) the engine is really built, so the backends, the forms of the weights
-and the figures of their measurements are those that would serve. `--no-model` tells what can be told without one.
+and the figures of their measurements are those that would serve. `--verify-graphs` records every size as a start does
+and compares each with the eager forward. `--no-model` tells what can be told without one.
 """
 
 from __future__ import annotations
@@ -12,17 +13,22 @@ import importlib.metadata
 import json
 import platform
 import sys
+from collections.abc import Mapping, Sequence
 from typing import Any
 
+import msgspec
 from rich.console import Console
-from rich.table import Table
 
 import tokamak
 from tokamak.cli.flags import Parser, add_options, asked_options, read_options
+from tokamak.cli.tables import show_rows, show_values
 from tokamak.config.options import EngineOptions
-from tokamak.config.reasons import size
+from tokamak.config.reasons import AUTO, size
+from tokamak.config.settle_graphs import sizes_text
 from tokamak.device.facts import DeviceFacts, cpu_facts
 from tokamak.engine.configure import configure
+from tokamak.engine.core_face import CoreFace
+from tokamak.engine.messages import EngineReport
 from tokamak.telemetry.log import set_up_logging
 
 LIBRARIES = (
@@ -98,24 +104,61 @@ def backend_report(options: EngineOptions) -> dict[str, Any]:
 
 
 def model_report(options: EngineOptions) -> dict[str, Any]:
-    """The settled config with reasons, and what a built engine chose."""
-    settled = dataclasses.asdict(configure(options, progress=sys.stderr.isatty()))
-    with tokamak.LLM(options.model, **asked_options(options)) as llm:
-        info = llm.info
+    """The settled config with reasons, what a built engine chose, and what its graphs are.
+
+    Raises:
+        GraphMismatch: with `verify_graphs`, a recorded size gives other numbers than the eager forward.
+    """
+    if options.verify_graphs and options.graphs == AUTO:
+        # On demand nothing is recorded before serving, and there would be nothing to verify.
+        options = EngineOptions(
+            model=options.model, **{**asked_options(options), "graphs": "startup"}
+        )
+    config = configure(options, progress=sys.stderr.isatty())
+    core: CoreFace = importlib.import_module("tokamak.engine.core").EngineCore(config)
+    try:
+        ready, report = core.ready(), core.report()
+    finally:
+        core.close()
+    settled = dataclasses.asdict(config)
     facts = settled["model"].pop("facts")
     reasons = settled.pop("reasons")
     return {
         "model": facts,
         "config": settled,
         "reasons": list(reasons),
-        "choices": [{"op": op, "backend": name, "why": why} for op, name, why in info.choices],
+        "choices": [{"op": op, "backend": name, "why": why} for op, name, why in ready.choices],
         "cache": {
-            "blocks": info.total_blocks,
-            "block_tokens": info.block_tokens,
-            "tokens": info.total_blocks * info.block_tokens,
+            "blocks": ready.total_blocks,
+            "block_tokens": ready.block_tokens,
+            "tokens": ready.total_blocks * ready.block_tokens,
         },
-        "load_s": dict(info.load_s),
+        "graphs": graph_report(report),
+        "load_s": dict(ready.load_s),
     }
+
+
+def graph_report(report: EngineReport) -> dict[str, Any]:
+    """When, why and by what steps are recorded, every graph, and the verdicts of verification."""
+    return {
+        "when": report.graphs_when,
+        "why": report.graphs_why,
+        "backend": report.graph_backend,
+        "reserve_bytes": report.graph_reserve_bytes,
+        "cost": report.graph_cost,
+        "graphs": msgspec.to_builtins(report.graphs),
+        "verified": msgspec.to_builtins(report.verdicts),
+    }
+
+
+def verified_text(verdicts: Sequence[Mapping[str, Any]]) -> str:
+    """What verification found, in a line."""
+    if not verdicts:
+        return "not asked for; --verify-graphs compares every size with the eager forward"
+    bad = [verdict for verdict in verdicts if not verdict["ok"]]
+    buckets = len({(verdict["graph"], verdict["bucket"]) for verdict in verdicts})
+    found = f"{len(bad)} differ" if bad else "all agree with the eager forward"
+    return f"{len(verdicts)} sizes of {buckets} buckets, {found}"
 
 
 def _version(name: str) -> str | None:
@@ -129,36 +172,43 @@ def _show(report: dict[str, Any]) -> None:
     console = Console(highlight=False)
     device = dict(report["device"])
     device["memory_bytes"] = size(device["memory_bytes"])
-    _table(console, "device", device)
-    _table(console, "versions", {k: v or "not installed" for k, v in report["versions"].items()})
-    if "model" in report:
-        _table(console, "model", report["model"])
-        _rows(console, "config", report["reasons"], ("field", "value", "why"))
-        _table(console, "cache", report["cache"])
-        _table(console, "start", {name: f"{s:.2f} s" for name, s in report["load_s"].items()})
-    _rows(console, "ops", report["choices"], ("op", "backend", "why"))
-    if "backends" in report:
-        _table(console, "backends", report["backends"])
-
-
-def _table(console: Console, title: str, values: dict[str, Any]) -> None:
-    table = Table(
-        title=title, title_justify="left", title_style="bold", show_header=False, box=None
+    show_values(console, "device", device)
+    show_values(
+        console, "versions", {k: v or "not installed" for k, v in report["versions"].items()}
     )
-    for name, value in values.items():
-        text = ", ".join(str(part) for part in value) if isinstance(value, list) else str(value)
-        table.add_row(name, text)
-    console.print(table)
-    console.print()
+    if "model" in report:
+        show_values(console, "model", report["model"])
+        show_rows(console, "config", report["reasons"], ("field", "value", "why"))
+        show_values(console, "cache", report["cache"])
+        _show_graphs(console, report["graphs"])
+        show_values(console, "start", {name: f"{s:.2f} s" for name, s in report["load_s"].items()})
+    show_rows(console, "ops", report["choices"], ("op", "backend", "why"))
+    if "backends" in report:
+        show_values(console, "backends", report["backends"])
 
 
-def _rows(
-    console: Console, title: str, rows: list[dict[str, Any]], columns: tuple[str, ...]
-) -> None:
-    table = Table(title=title, title_justify="left", title_style="bold", box=None)
-    for column in columns:
-        table.add_column(column)
-    for row in rows:
-        table.add_row(*(str(row[column]) for column in columns))
-    console.print(table)
-    console.print()
+def _show_graphs(console: Console, graphs: dict[str, Any]) -> None:
+    show_values(
+        console,
+        "graphs",
+        {
+            "when": f"{graphs['when']}: {graphs['why']}",
+            "backend": graphs["backend"],
+            "reserve": f"{size(graphs['reserve_bytes'])} ({graphs['cost']})",
+            "verified": verified_text(graphs["verified"]),
+        },
+    )
+    rows = [
+        {
+            **graph,
+            "sizes": sizes_text(graph["ladder"]),
+            "recorded": sizes_text(graph["recorded"]),
+            "pool": size(graph["pool_bytes"]),
+        }
+        for graph in graphs["graphs"]
+    ]
+    columns = ("name", "kind", "sizes", "recorded", "segments", "pool", "state")
+    show_rows(console, "recordings", rows, columns)
+    if graphs["verified"]:
+        columns = ("graph", "bucket", "size", "ok", "worst")
+        show_rows(console, "verified", graphs["verified"], columns)

@@ -20,6 +20,7 @@ COMMANDS = {
     "serve": "serve a model over the OpenAI API",
     "bench": "measure an engine or a running server",
     "doctor": "show what this machine is and what would be chosen on it",
+    "plan": "show what serving a model would take, without its weights",
     "model": "fetch a model",
 }
 

@@ -30,7 +30,7 @@ def test_an_unknown_command_is_one_line(capsys: pytest.CaptureFixture[str]) -> N
 
     assert status == 2
     assert capsys.readouterr().err.splitlines() == [
-        "tokamak: error: there is no command 'sreve'; the commands are chat, serve, bench, doctor, model"
+        "tokamak: error: there is no command 'sreve'; the commands are chat, serve, bench, doctor, plan, model"
     ]
 
 
