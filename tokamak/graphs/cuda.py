@@ -23,6 +23,9 @@ FREE_BYTE = 0xFF
 _INTEGERS = {1: ("|u1", torch.uint8), 2: ("<i2", torch.int16), 4: ("<i4", torch.int32), 8: ("<i8", torch.int64)}  # fmt: skip
 """By item size: what foreign memory is imported as, whatever it holds."""
 
+_BROKEN: list[torch.cuda.CUDAGraph] = []
+"""Captures that did not end: the allocator may ask them still."""
+
 
 @lru_cache
 def capture_stream(device: torch.device) -> torch.cuda.Stream:
@@ -35,8 +38,9 @@ class CudaSegment:
     """A CUDA graph."""
 
     graph: torch.cuda.CUDAGraph
-    """Kept when empty too: the pool lives as long as a graph that uses it."""
     empty: bool
+    pool: torch.cuda.MemPool
+    """Outlives the graph."""
 
     @property
     def kernel_runs(self) -> int:
@@ -60,7 +64,8 @@ class CudaBackend:
             )
         index = torch.cuda.current_device() if device.index is None else device.index
         self._device = torch.device("cuda", index)
-        self._pool = torch.cuda.graph_pool_handle()
+        with torch.cuda.device(self._device):
+            self._pools = [torch.cuda.MemPool()]
         self._graph: torch.cuda.CUDAGraph | None = None
         self._outer: torch.cuda.Stream | None = None
         self._ranges: list[tuple[int, int]] = []
@@ -74,7 +79,10 @@ class CudaBackend:
         graph = torch.cuda.CUDAGraph()
         torch.cuda.set_stream(stream)
         try:
-            graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
+            graph.capture_begin(
+                pool=self._pools[-1].id,  # pyright: ignore[reportArgumentType]
+                capture_error_mode="thread_local",
+            )
         except RuntimeError:
             torch.cuda.set_stream(outer)
             raise
@@ -94,7 +102,7 @@ class CudaBackend:
                 warnings.warn_explicit(
                     warning.message, warning.category, warning.filename, warning.lineno
                 )
-        segment = CudaSegment(graph, any(is_empty))
+        segment = CudaSegment(graph, any(is_empty), self._pools[-1])
         self.replay(segment)
         return segment
 
@@ -108,6 +116,7 @@ class CudaBackend:
         except RuntimeError as error:
             # The error that broke the capture is on its way to the caller; this one says no more.
             logger.debug("A broken capture ended with: %s", error)
+            self._quit_pool(graph)
         finally:
             self._leave()
 
@@ -162,6 +171,17 @@ class CudaBackend:
         torch.cuda.set_stream(outer)
         outer.wait_stream(capture_stream(self._device))
 
+    def _quit_pool(self, broken: torch.cuda.CUDAGraph) -> None:
+        """Take another pool for later segments: a capture that did not end leaves its pool in use."""
+        _BROKEN.append(broken)
+        pool = self._pools[-1].id
+        self._pools.append(torch.cuda.MemPool())
+        try:
+            torch._C._cuda_endAllocateToPool(self._device.index, pool)
+            torch._C._cuda_releasePool(self._device.index, pool)
+        except RuntimeError as error:
+            logger.debug("The allocator had left the pool already: %s", error)
+
     def _owns(self, address: int) -> bool:
         """Whether an address lies in the pool."""
         reserved = torch.cuda.memory_reserved(self._device)
@@ -175,8 +195,9 @@ class CudaBackend:
             yield segment["address"], segment["address"] + segment["total_size"]
 
     def _snapshot(self) -> list[dict]:
-        snapshot = torch.cuda.memory_snapshot(self._pool)
-        return [s for s in snapshot if tuple(s["segment_pool_id"]) == tuple(self._pool)]
+        ids = {tuple(pool.id) for pool in self._pools}
+        snapshots = [torch.cuda.memory_snapshot(pool.id) for pool in self._pools]
+        return [s for snapshot in snapshots for s in snapshot if tuple(s["segment_pool_id"]) in ids]
 
 
 class _Memory:
