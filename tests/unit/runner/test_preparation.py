@@ -94,18 +94,18 @@ def drift(arena: InputArena, keep: list[object] | None = None) -> int:
     """Python memory blocks that 100 decode steps leave behind."""
     plans = [a_decode_plan([100 + at] * 16, seq=at) for at in range(164)]
     shapes = [shape_of(plan) for plan in plans]
-    # Collecting empties the interpreter's free lists; the first steps fill them again.
-    gc.collect()
-    gc.disable()
     for plan, shape in zip(plans[:64], shapes[:64], strict=True):
         prepared(arena, plan, shape)
+    # Collecting also empties the interpreter's free lists, which would look like growth.
+    gc.collect()
     before = sys.getallocatedblocks()
     for plan, shape in zip(plans[64:], shapes[64:], strict=True):
         inputs = prepared(arena, plan, shape)
         if keep is not None:
             keep.append(inputs.token_ids[:1])
+    del inputs
+    gc.collect()
     after = sys.getallocatedblocks()
-    gc.enable()
     return after - before
 
 
