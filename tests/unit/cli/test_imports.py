@@ -9,7 +9,7 @@ FRONT_END = """
 import sys
 import tokamak
 import tokamak.cli.main, tokamak.cli.chat, tokamak.cli.serve, tokamak.cli.serving, tokamak.cli.bench, tokamak.cli.doctor
-import tokamak.cli.model, tokamak.config.settle, tokamak.checkpoint.source, tokamak.checkpoint.tokenizer
+import tokamak.cli.model, tokamak.cli.plan, tokamak.config.settle, tokamak.checkpoint.source, tokamak.checkpoint.tokenizer
 import tokamak.engine.client, tokamak.engine.configure, tokamak.engine.outputs, tokamak.engine.process_client
 import tokamak.server.app, tokamak.telemetry.metrics, tokamak.text.detokenizer
 heavy = [name for name in ("torch", "transformers", "llvmlite", "triton") if name in sys.modules]
