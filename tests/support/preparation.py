@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
+import torch
 
 from tests.support.factory import cache_groups
 from tests.support.steps import a_build
@@ -13,6 +15,7 @@ from tokamak.cache.sub_cache import SubCache
 from tokamak.cache.view import Site
 from tokamak.core.inputs import StepInputs
 from tokamak.core.plan import Grants, Mode, StepPlan, StepShape
+from tokamak.device.waits import HostWaits
 from tokamak.runner.inputs import InputArena
 
 BLOCK_TOKENS = 4
@@ -37,15 +40,18 @@ def an_arena(
     block_tokens: int = BLOCK_TOKENS,
     site: Site | None = None,
     kind: type[InputArena] = InputArena,
+    device: str = "cpu",
+    waits: HostWaits | None = None,
 ) -> InputArena:
-    """An arena on the CPU."""
+    """An arena, on the CPU unless another device is named."""
     return kind(
-        a_build(max_model_len=max_model_len),
+        replace(a_build(max_model_len=max_model_len), device=torch.device(device)),
         cache_groups() if groups is None else groups,
         max_requests=max_requests,
         max_tokens=max_tokens,
         block_tokens=block_tokens,
         site=site,
+        waits=waits,
     )
 
 
