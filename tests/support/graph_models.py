@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import Literal
 
 import numpy as np
 import torch
@@ -342,6 +343,7 @@ def a_rig(
     backend: Callable[[], GraphBackend] = small_sim,
     manifest: Manifest | None = None,
     device: torch.device = CPU,
+    pools: Literal["per_graph", "per_bucket"] = "per_graph",
 ) -> Rig:
     """A model with a token graph and a request graph; nothing is recorded yet."""
     model = kind(device=device)
@@ -350,7 +352,7 @@ def a_rig(
     ladder = Ladder(tuple(buckets))
     regions = manifest or model.regions
     made = (
-        cls(name, ladder, backend, regions, arena.streams, buffers)
+        cls(name, ladder, backend, regions, arena.streams, buffers, pools=pools)
         for cls, name in ((TokenGraph, "toy tokens"), (ReqGraph, "toy requests"))
     )
     tokens, requests = made

@@ -76,6 +76,8 @@ class BytePool:
 
     def alias(self, tensor: Tensor) -> Tensor | None:
         """The same numbers without a hold on the memory's use; None for a tensor of other memory."""
+        if not torch._C._has_storage(tensor):
+            return None
         address = tensor.data_ptr()
         for chunk in self._chunks:
             offset = address - chunk.start

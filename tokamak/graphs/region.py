@@ -150,8 +150,8 @@ def _compute_nothing(*args: Any) -> None:
     """What tracers run in place of a body: its outs keep their shapes."""
 
 
-def _where(tensor: Tensor) -> tuple[int, tuple[int, ...], tuple[int, ...]]:
-    return tensor.data_ptr(), tuple(tensor.shape), tensor.stride()
+def _where(tensor: Tensor) -> tuple[int, torch.Size, tuple[int, ...]]:
+    return tensor.data_ptr(), tensor.shape, tensor.stride()
 
 
 def _describe(tensor: Tensor) -> str:

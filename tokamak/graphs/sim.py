@@ -150,13 +150,13 @@ class SimBackend:
 
     def replay(self, segment: SimSegment) -> None:
         """Run a segment again, in its own memory."""
-        if not segment.op_count:
-            for step in segment.steps:
-                step()
+        if segment.op_count and not torch.is_inference_mode_enabled():
+            # Outside of it, tensors that were made in inference mode cannot be refilled.
+            with torch.inference_mode():
+                self.replay(segment)
             return
-        with torch.inference_mode():
-            for step in segment.steps:
-                step()
+        for step in segment.steps:
+            step()
 
     def pool_bytes(self) -> int:
         """Bytes the pool has taken from the system."""
@@ -224,7 +224,9 @@ def _log_op(log: _Log, func: Op, args: tuple[Any, ...], kwargs: dict[str, Any], 
     name: str = func._schema.name
     if name.startswith(ALLOCATING):
         return log.home(result)
-    given = {t.untyped_storage()._cdata for t in _tensors((args, kwargs))}
+    given = {
+        t.untyped_storage()._cdata for t in _tensors((args, kwargs)) if torch._C._has_storage(t)
+    }
     results = list(result) if isinstance(result, list | tuple) else [result]
     made = {
         at: log.home(item)

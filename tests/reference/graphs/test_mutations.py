@@ -25,7 +25,7 @@ from tests.support.graph_models import (
 from tokamak.core.context import current
 from tokamak.errors import RegionMismatch
 from tokamak.graphs import region_graph
-from tokamak.graphs.region import RECORDING, Manifest, begin_forward
+from tokamak.graphs.region import RECORDING, Manifest, begin_forward, eager_region
 from tokamak.graphs.sim import SimBackend
 from tokamak.graphs.token_graph import TokenGraph
 
@@ -79,6 +79,35 @@ def test_tables_filled_in_the_warm_up_are_stale_unless_they_are_dropped(monkeypa
     found = rig.tokens.replay(16, ctx).clone()
 
     assert torch.equal(found, eager(rig.model.forward, ctx)) is not stale
+
+
+@eager_region("toy_blocks", outs=("out",))
+def toy_blocks(out: torch.Tensor) -> None:
+    """Blocks in use, by a derived table that is read live."""
+    out.fill_(current().inputs.rows["keys"].indptrs()[-1].item())
+
+
+def counting_blocks(step):
+    out = torch.empty(step.token_ids.shape[0], WIDTH)
+    toy_blocks(out)
+    return out + 0
+
+
+@pytest.mark.parametrize("drops", [True, False])
+def test_tables_of_an_earlier_run_are_stale_in_a_replay_unless_it_drops_them(monkeypatch, drops):
+    rig = a_rig(manifest=Manifest.of("toy_blocks"))
+    record_tokens(rig, 16, counting_blocks)
+    if not drops:
+        monkeypatch.setattr(region_graph, "begin_forward", lambda ctx: None)
+    ctx = rig.arena.prefill(prompts(16), running_tokens=16)
+    before = rig.tokens.replay(16, ctx)[0, 0].item()
+
+    # The same buffers and the same views of them, refilled for another step.
+    rig.arena.prefill(prompts(4, 4), running_tokens=16)
+    after = rig.tokens.replay(16, ctx)[0, 0].item()
+
+    assert before == 4
+    assert after == (2 if drops else 4)
 
 
 @every_toy
@@ -289,8 +318,7 @@ def test_buckets_reuse_the_memory_of_region_arguments(backend, grows):
 
 
 def test_pools_by_bucket_add_up():
-    rig = a_rig(ExpertToy)
-    rig.tokens._pools = "per_bucket"
+    rig = a_rig(ExpertToy, pools="per_bucket")
     record_tokens(rig, 16)
     alone = rig.tokens.pool_bytes()
 

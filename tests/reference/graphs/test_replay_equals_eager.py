@@ -156,6 +156,26 @@ def test_request_buckets_differ_by_width_and_split():
     assert rig.requests.bucket(3, q_width=1, split=True) is None
 
 
+def test_a_report_says_what_is_recorded():
+    rig = a_rig(ExpertToy)
+    nothing = rig.tokens.report()
+    for bucket in (16, 4):
+        record_tokens(rig, bucket)
+
+    report = rig.tokens.report()
+
+    assert (nothing.buckets, nothing.segments, nothing.pool_bytes, nothing.native) == (
+        (),
+        0,
+        0,
+        False,
+    )
+    assert (report.kind, report.name, report.buckets) == ("token", "toy tokens", (16, 4))
+    assert report.segments == 2 * 7
+    assert report.pool_bytes == rig.tokens.pool_bytes() > 0
+    assert report.seconds > 0
+
+
 def test_a_forgotten_bucket_is_not_offered():
     rig = a_rig()
     record_tokens(rig, 8)
