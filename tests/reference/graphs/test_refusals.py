@@ -418,3 +418,19 @@ def test_the_sim_back_end_records_on_a_cpu_and_the_cuda_back_end_on_a_gpu():
         make_backend("sim", torch.device("meta"))
     with pytest.raises(GraphError, match="on a GPU, not on cpu"):
         make_backend("cuda", CPU)
+
+
+@pytest.mark.skipif(not torch.backends.mkldnn.is_available(), reason="PyTorch has no oneDNN here")
+def test_a_weight_without_a_storage_of_its_own_is_recorded_by_reference():
+    rig = a_rig(manifest=Manifest.of())
+    packed = torch.ops.mkldnn._reorder_linear_weight(rig.model.outer[0].T.contiguous(), 1)
+
+    def forward(step):
+        x = rig.model.embed(step)
+        return torch.ops.mkldnn._linear_pointwise(x, packed, None, "none", [], "")
+
+    record_tokens(rig, 8, forward)
+    ctx = rig.arena.prefill(prompts(8, seed=2), running_tokens=8)
+    rig.tokens.poison()
+
+    assert torch.equal(rig.tokens.replay(8, ctx), eager(forward, ctx))
