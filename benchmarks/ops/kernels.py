@@ -85,6 +85,7 @@ def op_calls(rows: int, backend: str | None) -> dict[str, tuple[Calls, int]]:
     gate_up = torch.randn(rows, 2 * INNER)
     qkv = torch.randn(rows, (HEADS + 2 * KV_HEADS) * HEAD_DIM)
     q = torch.randn(rows, HEADS, HEAD_DIM)
+    mixed = torch.empty_like(q)
     kept, table = caches(rows)
     lengths = torch.full((rows,), CONTEXT, dtype=torch.int32)
     starts = torch.arange(rows + 1, dtype=torch.int32)
@@ -106,7 +107,7 @@ def op_calls(rows: int, backend: str | None) -> dict[str, tuple[Calls, int]]:
         ),
         "paged_attention": (
             [
-                lambda k=k, v=v: attend(q, k, v, table, lengths, starts, 0, 0.125, 0)
+                lambda k=k, v=v: attend(q, k, v, table, lengths, starts, 1, 0.125, 0, mixed)
                 for k, v in kept
             ],
             rows * CONTEXT * KV_HEADS * HEAD_DIM * 8,

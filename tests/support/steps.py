@@ -8,12 +8,18 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from tokamak.core.inputs import Rows, StepInputs
+from tokamak.cache.view import PagedBuffers
+from tokamak.core.context import StepContext, installed
+from tokamak.core.inputs import StepInputs
+from tokamak.core.plan import Grants, Mode, StepPlan, StepShape
 from tokamak.core.weight import DenseWeight
 from tokamak.device.facts import cpu_facts
+from tokamak.graphs.streams import SideStreams
+from tokamak.layers.attention.prepare import AttnBuilder
 from tokamak.layers.build import Build
 from tokamak.layers.model import Model
 from tokamak.models.registry import find
@@ -60,23 +66,74 @@ class Chunk:
     blocks: Sequence[int]
 
 
-def a_step(
+def a_context(
     chunks: Sequence[Chunk],
     *,
     block_tokens: int,
     group: str = "keys",
-    prefill_requests: int | None = None,
-    padding_tokens: int = 0,
-    padding_requests: int = 0,
-) -> StepInputs:
-    """The inputs of a step over chunks, prefill first; scores are wanted for every row.
+    padding: int = 0,
+    layers: Sequence[object] = (),
+) -> StepContext:
+    """A forward over chunks, prefill first, decode rows of one token last; scores are wanted for every row.
 
-    By default chunks of more than one token are prefill, and must come first.
+    Chunks of more than one token are prefill and must come first. `padding` token rows follow a step with
+    prefill rows; in a step of decode rows alone they are requests of one token.
     """
-    lengths = [len(chunk.token_ids) for chunk in chunks]
-    if prefill_requests is None:
-        prefill_requests = sum(length > 1 for length in lengths)
-    assert all(length == 1 for length in lengths[prefill_requests:]), f"decode rows after {lengths}"
+    lens = [len(chunk.token_ids) for chunk in chunks]
+    prefill_rows = sum(length > 1 for length in lens)
+    assert all(length == 1 for length in lens[prefill_rows:]), f"decode rows after {lens}"
+    plan = _plan(chunks, prefill_rows)
+    requests = len(chunks) + (0 if prefill_rows else padding)
+    tokens = sum(lens) + padding
+    shape = StepShape(
+        mode=Mode.EAGER,
+        dummy=False,
+        scheduled_requests=len(chunks),
+        scheduled_tokens=sum(lens),
+        running_requests=requests,
+        running_tokens=tokens,
+        q_width=0 if prefill_rows else 1,
+        cut=None,
+        uniform_rows=True,
+        draft_requests=0,
+        why="test",
+        wanted=None,
+    )
+    inputs = _inputs(chunks, requests, tokens, block_tokens, group)
+    widest = 1 + max(chunk.computed + len(chunk.token_ids) for chunk in chunks)
+    builder = AttnBuilder(
+        torch.device("cpu"), max_requests=requests, max_model_len=widest, widths=(1,)
+    )
+    return StepContext(
+        shape=shape,
+        inputs=inputs,
+        attn=builder.prepare(plan, shape, inputs, None),
+        running_table=np.array([tokens], dtype=np.int32),
+        layers=layers,
+        streams=SideStreams(torch.device("cpu")),
+        pad_value=0.0,
+    )
+
+
+def _plan(chunks: Sequence[Chunk], prefill_rows: int) -> StepPlan:
+    final = np.zeros(len(chunks), dtype=np.bool_)
+    final[:prefill_rows] = True
+    return StepPlan(
+        seq=0,
+        request_ids=tuple(str(at) for at in range(len(chunks))),
+        slots=np.arange(1, len(chunks) + 1, dtype=np.int32),
+        query_lens=np.array([len(chunk.token_ids) for chunk in chunks], dtype=np.int32),
+        computed_before=np.array([chunk.computed for chunk in chunks], dtype=np.int32),
+        prefill_rows=prefill_rows,
+        final_chunk=final,
+        admissions=(),
+        grants=Grants.none(),
+    )
+
+
+def _inputs(
+    chunks: Sequence[Chunk], requests: int, running_tokens: int, block_tokens: int, group: str
+) -> StepInputs:
     tokens = [token for chunk in chunks for token in chunk.token_ids]
     positions = [c.computed + i for c in chunks for i in range(len(c.token_ids))]
     slots = [
@@ -84,31 +141,26 @@ def a_step(
         for chunk in chunks
         for at in range(chunk.computed, chunk.computed + len(chunk.token_ids))
     ]
-    starts = [0]
-    for length in lengths + [0] * padding_requests:
-        starts.append(starts[-1] + length)
-    table = torch.zeros(
-        (len(chunks) + padding_requests, max(len(chunk.blocks) for chunk in chunks)),
-        dtype=torch.int32,
-    )
+    lens = [len(chunk.token_ids) for chunk in chunks] + [1] * (requests - len(chunks))
+    table = torch.zeros((requests, max(len(chunk.blocks) for chunk in chunks)), dtype=torch.int32)
     for row, chunk in enumerate(chunks):
         table[row, : len(chunk.blocks)] = torch.tensor(chunk.blocks, dtype=torch.int32)
-    visible = [c.computed + len(c.token_ids) for c in chunks] + [0] * padding_requests
+    visible = [c.computed + len(c.token_ids) for c in chunks] + [1] * (requests - len(chunks))
+    pads = running_tokens - len(tokens)
+    starts = torch.tensor([0, *lens], dtype=torch.int32).cumsum(0).int()
+    buffers = PagedBuffers(
+        block_table=table,
+        lengths=torch.tensor(visible, dtype=torch.int32),
+        write_slots=torch.tensor(slots + [-1] * pads, dtype=torch.int64),
+        query_starts=starts,
+        block_tokens=block_tokens,
+    )
     return StepInputs(
-        token_ids=torch.tensor(tokens + [0] * padding_tokens, dtype=torch.int32),
-        positions=torch.tensor(positions + [0] * padding_tokens, dtype=torch.int32),
-        query_starts=torch.tensor(starts, dtype=torch.int32),
-        logit_rows=torch.arange(len(tokens)),
-        rows={
-            group: Rows(
-                block_table=table,
-                lengths=torch.tensor(visible, dtype=torch.int32),
-                write_slots=torch.tensor(slots + [-1] * padding_tokens, dtype=torch.int64),
-                block_tokens=block_tokens,
-            )
-        },
-        prefill_requests=prefill_requests,
-        prefill_tokens=sum(lengths[:prefill_requests]),
+        token_ids=torch.tensor(tokens + [0] * pads, dtype=torch.int32),
+        positions=torch.tensor(positions + [0] * pads, dtype=torch.int32),
+        query_starts=starts,
+        logit_rows=torch.arange(len(tokens), dtype=torch.int32),
+        rows={group: buffers.view(requests, running_tokens)},
     )
 
 
@@ -134,19 +186,19 @@ class ModelDriver:
         self,
         work: Mapping[str, Sequence[int]],
         *,
-        padding_tokens: int = 0,
-        padding_requests: int = 0,
+        padding: int = 0,
     ) -> dict[str, Tensor]:
         """Run some more tokens of some requests; returns the scores of every row by request."""
         names = sorted(work, key=lambda name: len(work[name]) == 1)
-        step = a_step(
+        context = a_context(
             [self._chunk(name, work[name]) for name in names],
             block_tokens=self.block_tokens,
-            padding_tokens=padding_tokens,
-            padding_requests=padding_requests,
+            padding=padding,
+            layers=self.model.layers,
         )
-        with torch.inference_mode():
-            scores = self.model.logits(self.model.forward(step)[step.logit_rows])
+        with torch.inference_mode(), installed(context):
+            hidden = self.model.forward(context.inputs)
+            scores = self.model.logits(hidden[context.inputs.logit_rows])
         parts = scores.split([len(work[name]) for name in names])
         return dict(zip(names, parts, strict=True))
 

@@ -75,7 +75,7 @@ def settle_engine(
         cache=cache,
         scheduler=scheduler,
         kernels=_settle_kernels(options, facts, reasons),
-        graphs=settle_graphs(options, facts, dtype, scheduler, reasons),
+        graphs=settle_graphs(options, facts, scheduler, reasons),
         reasons=tuple(reasons.lines),
     )
     refuse_combinations(config)

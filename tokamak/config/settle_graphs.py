@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from tokamak.config.engine import DType, GraphConfig, SchedulerConfig
+from tokamak.config.engine import GraphConfig, SchedulerConfig
 from tokamak.config.options import EngineOptions
 from tokamak.config.reasons import AUTO, Reasons
 from tokamak.device.facts import DeviceFacts
@@ -174,7 +174,6 @@ REFUSED_GRAPHS: tuple[GraphRefusal, ...] = (
 def settle_graphs(
     options: EngineOptions,
     facts: DeviceFacts,
-    dtype: DType,
     scheduler: SchedulerConfig,
     reasons: Reasons,
 ) -> GraphConfig:
@@ -183,7 +182,7 @@ def settle_graphs(
     Raises:
         OptionError: a size no step can have, or two settings that contradict each other.
     """
-    when, why = _when(options, facts, dtype)
+    when, why = _when(options, facts)
     request_sizes, request_why = _request_sizes(options, facts, when, scheduler)
     token_sizes, token_why = _token_sizes(options, facts, when)
     if options.graphs == AUTO and when != "off" and request_sizes == token_sizes == ():
@@ -239,7 +238,7 @@ def sizes_text(sizes: Sequence[int] | None) -> str:
     return ", ".join(str(size) for size in sizes)
 
 
-def _when(options: EngineOptions, facts: DeviceFacts, dtype: DType) -> tuple[When, str]:
+def _when(options: EngineOptions, facts: DeviceFacts) -> tuple[When, str]:
     if options.graphs != AUTO:
         return options.graphs, "asked for"
     if options.graph_backend == "none":
@@ -251,11 +250,9 @@ def _when(options: EngineOptions, facts: DeviceFacts, dtype: DType) -> tuple[Whe
     for name in ("req_graph_sizes", "token_graph_sizes", "token_graph_max"):
         if name in options.model_fields_set and getattr(options, name) not in (AUTO, ()):
             return "on-demand", f"{name} was asked for"
-    if dtype != "float32":
-        return "off", f"in {dtype} on a CPU, their ops are not all compiled kernels"
     if not compiled_kernels(facts):
         return "off", "this CPU has no compiled kernels (llvmlite), and others gain nothing"
-    return "on-demand", "a CPU records a step while it runs it, so nothing waits for it at start"
+    return "on-demand", "sizes are recorded when steps want them, and kept if they replay faster"
 
 
 def _backend(options: EngineOptions, facts: DeviceFacts, when: When) -> tuple[Backend, str]:

@@ -7,7 +7,7 @@ context is installed at a time per thread: it is built complete, installed for o
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from typing import Protocol
@@ -41,6 +41,8 @@ class StepContext:
     layers: Sequence[object]
     """By the number a layer got from `Build.enroll`: what a region body finds its weights and caches in."""
     streams: Streams
+    pad_value: float
+    """What region bodies leave in pad rows: 0, or NaN while padding is being watched."""
 
 
 class _Installed(threading.local):
@@ -51,7 +53,7 @@ _INSTALLED = _Installed()
 
 
 @contextmanager
-def installed(context: StepContext) -> Iterator[StepContext]:
+def installed(context: StepContext) -> Generator[StepContext]:
     """Install a context for one forward.
 
     Raises:

@@ -1,20 +1,20 @@
 """The tensors of one step, as the model's layers receive them.
 
-Token rows are laid out request by request, prefill rows first, padding last. One `StepInputs` exists per
-recorded shape and is refilled in place.
+Token rows are laid out request by request, prefill rows first, padding last. All tensors are views of fixed
+buffers: a recording made with one step's inputs reads the next step's at the same addresses.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Protocol
 
 from torch import Tensor
 
 
-@dataclass(slots=True)
-class Rows:
-    """Where one cache group's rows lie for this step."""
+class Rows(Protocol):
+    """Where one cache group's rows lie for this step (`cache/view.py` `PagedView`)."""
 
     block_table: (
         Tensor  # [requests, blocks]  int32, entries past a request's blocks are 0 (null block)
@@ -25,15 +25,71 @@ class Rows:
     write_slots: Tensor  # [tokens]            int64, block * block_tokens + offset, -1 for padding
     block_tokens: int
 
+    def indptrs(self) -> Tensor:
+        """Running sums of the blocks in use, int32 [requests + 1]; filled by the first reader of a forward."""
+        ...
+
+    def unit_tiles(self, width: int) -> Tensor:
+        """Tiles of `width` query rows, int32 [tiles, 2] (request, first row); filled by the first reader."""
+        ...
+
+    def drop(self) -> None:
+        """Forget that derived tables are filled; their buffers keep their addresses."""
+        ...
+
 
 @dataclass(slots=True)
 class StepInputs:
-    """What a model's forward reads."""
+    """What a model's forward reads. Integers of a step are in its StepShape and AttnStep, not here."""
 
     token_ids: Tensor  # [tokens]          int32
     positions: Tensor  # [tokens]          int32, 0 for padding
     query_starts: Tensor  # [requests + 1]    int32, first token row of each request
-    logit_rows: Tensor  # [sampled]         int64, token rows whose logits are wanted
+    logit_rows: Tensor  # [sampled]         int32, token rows whose logits are wanted
     rows: Mapping[str, Rows]  # by cache group
-    prefill_requests: int  # requests [0, prefill_requests) are prefill rows
-    prefill_tokens: int  # token rows they have
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AttnHalf:
+    """Request rows of one kind, with their real sizes; padding belongs to no half."""
+
+    first_request: int
+    last_request: int
+    """One past the last."""
+    first_token: int
+    last_token: int
+    """One past the last."""
+    q_width: int
+    """Token rows of every request; 0 where they differ (prefill)."""
+    query_starts: Tensor
+    """int32 [requests + 1], counted from first_token."""
+    longest_tokens: int
+    """No request of the half sees more; all a block table holds where the step may be recorded whole."""
+
+    @property
+    def requests(self) -> slice:
+        """These rows of per-request tables."""
+        return slice(self.first_request, self.last_request)
+
+    @property
+    def tokens(self) -> slice:
+        """These rows of per-token tensors."""
+        return slice(self.first_token, self.last_token)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AttnStep:
+    """How attention runs over a step: prefill rows, decode rows, or first the one and then the other."""
+
+    prefill: AttnHalf | None
+    decode: AttnHalf | None
+
+    @property
+    def halves(self) -> tuple[AttnHalf, ...]:
+        """Those there are, in row order."""
+        return tuple(half for half in (self.prefill, self.decode) if half is not None)
+
+    @property
+    def tokens(self) -> int:
+        """Token rows of both halves; rows behind them are padding."""
+        return self.halves[-1].last_token

@@ -18,13 +18,15 @@ from tokamak.core.request import FinishReason, Request
 from tokamak.engine.executor import Executor, InFlight, InProcessExecutor
 from tokamak.engine.messages import (
     AddRequest,
+    EngineReport,
     EngineStats,
     PositionLogprobs,
     Ready,
     RequestUpdate,
 )
+from tokamak.engine.report import engine_report
 from tokamak.engine.scheduler import Progress, Scheduler
-from tokamak.errors import StepError
+from tokamak.errors import FatalError, StepError
 
 log = logging.getLogger(__name__)
 
@@ -38,20 +40,19 @@ class EngineCore:
     """Requests in, token ids out."""
 
     def __init__(self, config: EngineConfig, executor: Executor | None = None) -> None:
-        self._config = config
         self._executor = executor or InProcessExecutor(config)
         rank = self._executor.rank
+        self._config = config = rank.start.config
         self._holdings = Holdings(
-            rank.groups,
+            rank.start.groups,
             block_tokens=config.cache.block_tokens,
-            total_blocks=rank.memory.total_blocks,
+            total_blocks=rank.start.memory.total_blocks,
             reuse=config.cache.prefix_caching,
         )
         self._scheduler = Scheduler(config.scheduler, self._holdings, config.model.max_model_len)
         self._launched: deque[InFlight] = deque()
         self._refused: list[RequestUpdate] = []
         self._steps = 0
-        self._host_waits = 0
         self._running_tokens = 0
         self._step_seconds = 0.0
         self._last_token_s = 0.0
@@ -155,11 +156,12 @@ class EngineCore:
     def _commit_oldest(self) -> list[RequestUpdate]:
         launched = self._launched.popleft()
         plan = launched.plan
-        self._host_waits += 1
         self._steps += 1
         self._running_tokens += plan.scheduled_tokens
         try:
             result = launched.take()
+        except FatalError:
+            raise
         except Exception as error:
             return self._fail_step(launched, error)
         finally:
@@ -217,11 +219,15 @@ class EngineCore:
             prompt_tokens=counters.prompt_tokens,
             cached_prompt_tokens=counters.cached_prompt_tokens,
             preemptions=counters.preemptions,
-            host_waits=self._host_waits,
+            host_waits=self._executor.rank.runner.waits.host_waits,
             finished_requests=counters.finished_requests,
             last_token_monotonic_s=self._last_token_s,
             step_seconds_sum=self._step_seconds,
         )
+
+    def report(self) -> EngineReport:
+        """Where steps went and what graphs are, as of now; a step may run meanwhile."""
+        return engine_report(self._config, self._executor.rank)
 
     def close(self) -> None:
         """Let running steps end and free the device."""

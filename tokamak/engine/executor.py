@@ -14,8 +14,9 @@ import torch
 from tokamak.config.engine import EngineConfig
 from tokamak.core.plan import StepPlan, StepResult
 from tokamak.device.streams import CpuStream
+from tokamak.device.waits import HostWaits
 from tokamak.runner.assemble import Rank, assemble
-from tokamak.runner.results import PendingResult
+from tokamak.runner.results import InFlightResult
 
 
 class InFlight(Protocol):
@@ -45,13 +46,18 @@ class Executor(Protocol):
 class _StreamStep:
     """A step on a CPU stream."""
 
-    def __init__(self, plan: StepPlan, future: Future[PendingResult]) -> None:
+    def __init__(
+        self, plan: StepPlan, future: Future[InFlightResult | None], waits: HostWaits
+    ) -> None:
         self.plan = plan
         self._future = future
+        self._waits = waits
 
     def take(self) -> StepResult:
         """Wait for the step; raises what the step raised."""
-        return self._future.result().take()
+        result = self._waits.wait(self._future.result)
+        assert result is not None, f"step {self.plan.seq} had no rows"
+        return result.take()
 
 
 class InProcessExecutor:
@@ -68,7 +74,8 @@ class InProcessExecutor:
 
     def launch(self, plan: StepPlan) -> InFlight:
         """Start a step and return at once."""
-        return _StreamStep(plan, self._stream.submit(partial(self.rank.runner.step, plan)))
+        runner = self.rank.runner
+        return _StreamStep(plan, self._stream.submit(partial(runner.step, plan)), runner.waits)
 
     def close(self) -> None:
         """Let running steps end and stop the thread."""

@@ -59,7 +59,7 @@ class _Log:
     """A segment while it is recorded."""
 
     pool: BytePool
-    calls: Calls = field(default_factory=lambda: Calls(tensors=_NoTensors()))
+    calls: Calls = field(default_factory=Calls)
     steps: list[Callable[[], object]] = field(default_factory=list[Callable[[], object]])
     kept: list[object] = field(default_factory=list[object])
     kernel_runs: int = 0

@@ -33,14 +33,36 @@ class Build:
     max_model_len: int
     prefer: Mapping[str, str] = field(default_factory=dict)
     choices: dict[str, Choice] = field(default_factory=dict)
+    live: set[str] = field(default_factory=set)
+    """Ops that are called in eager regions only."""
+    layers: list[object] = field(default_factory=list)
+    """Layers whose eager regions find them by number; see `enroll`."""
     forms: dict[str, Counter[str]] = field(default_factory=dict)
     """How many weights took each packed form, for `linear` and `head`."""
 
-    def bind(self, op: Op[P, R]) -> Callable[P, R]:
-        """The backend of an op on this machine; a plain call afterwards."""
+    def bind(self, op: Op[P, R], *, live: bool = False) -> Callable[P, R]:
+        """The backend of an op on this machine; a plain call afterwards.
+
+        `live` says that it is called in eager regions only, so that a token graph never records it.
+        """
         call, choice = op.bind(self.facts, self.prefer.get(op.name))
         self.choices[op.name] = choice
+        if live:
+            self.live.add(op.name)
         return call
+
+    def enroll(self, layer: object) -> int:
+        """A number under which the body of an eager region finds a layer in the step's context."""
+        self.layers.append(layer)
+        return len(self.layers) - 1
+
+    def unrecordable(self, *, token_graph: bool) -> tuple[str, ...]:
+        """Bound ops a recording cannot hold, as `op=backend`; a token graph runs the live ones eagerly."""
+        return tuple(
+            f"{choice.op}={choice.backend}"
+            for choice in self.choices.values()
+            if not choice.recordable and not (token_graph and choice.op in self.live)
+        )
 
     def pack(self, weight: Weight, *, head: bool = False) -> PackedLinear:
         """A [out, in] weight in the form its products run fastest in; the vocabulary head is told apart.

@@ -11,7 +11,9 @@ from torch import Tensor, nn
 
 from tokamak.cache.sub_cache import SubCache
 from tokamak.core.inputs import StepInputs
+from tokamak.core.plan import StepPlan
 from tokamak.core.weight import Weight
+from tokamak.graphs.region import Manifest
 
 
 @runtime_checkable
@@ -37,6 +39,15 @@ class Model(nn.Module, ABC):
 
     architectures: ClassVar[tuple[str, ...]]
 
+    token_graph: ClassVar[str] = "supported"
+    """`supported`, or why steps with prefill rows cannot be recorded."""
+
+    needs_status: ClassVar[bool] = False
+    """Whether metadata needs the previous step's accepted counts on the host, which is worth a wait there."""
+
+    layers: Sequence[object] = ()
+    """What `Build.enroll` numbered: where the bodies of eager regions find their layer."""
+
     @abstractmethod
     def sub_caches(self) -> tuple[SubCache, ...]:
         """What it keeps per request between steps."""
@@ -48,6 +59,15 @@ class Model(nn.Module, ABC):
     @abstractmethod
     def optional_weights(self) -> frozenset[str]:
         """Checkpoint tensors that may be there and are not needed, such as a copy of a tied head."""
+
+    @abstractmethod
+    def regions(self) -> Manifest:
+        """The eager regions a forward meets, in order."""
+
+    def step_demands_eager(self, plan: StepPlan) -> int:
+        """Bits of `Demand` for what in a plan this model cannot record, such as image rows; 0 for nothing."""
+        del plan
+        return 0
 
     @abstractmethod
     def bind_caches(self, views: Mapping[str, Sequence[Tensor]]) -> None:

@@ -30,8 +30,9 @@ BACKEND_MODULES = {
         "tokamak.ops.rope.llvm",
         "tokamak.ops.sample.llvm",
     ),
+    "torch": ("tokamak.ops.paged_attention.padded_backend",),
 }
-"""Modules that register backends, by the library they need."""
+"""Modules that register backends, by the library they need; earlier ones are preferred."""
 
 
 def load_backends() -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Generic, ParamSpec, TypeVar
+from typing import Generic, ParamSpec, TypeVar, overload
 
 from tokamak.device.facts import DeviceFacts
 from tokamak.errors import NoBackendError
@@ -30,6 +30,8 @@ class Backend(Generic[P, R]):
     name: str
     call: Callable[P, R]
     fits: Callable[[DeviceFacts], bool]
+    recordable: bool = True
+    """Whether a recording of the call holds for other numbers: it reads none of them to the host."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,14 +41,16 @@ class Choice:
     op: str
     backend: str
     why: str
+    recordable: bool = True
 
 
 class Op(Generic[P, R]):
     """An op: its reference, and the backends registered for it."""
 
-    def __init__(self, reference: Callable[P, R]) -> None:
+    def __init__(self, reference: Callable[P, R], *, recordable: bool) -> None:
         self.name: str = reference.__name__
         self.reference = reference
+        self.recordable = recordable
         self.__doc__ = reference.__doc__
         self.backends: list[Backend[P, R]] = []
 
@@ -72,24 +76,36 @@ class Op(Generic[P, R]):
             NoBackendError: the preferred backend does not exist or does not fit this machine.
         """
         if prefer == REFERENCE:
-            return self.reference, Choice(self.name, REFERENCE, "asked for")
+            return self.reference, Choice(self.name, REFERENCE, "asked for", self.recordable)
         for candidate in self.backends:
             if prefer is not None and candidate.name != prefer:
                 continue
             if candidate.fits(facts):
                 why = "asked for" if prefer else f"first that fits {facts.vendor} {facts.arch}"
-                return candidate.call, Choice(self.name, candidate.name, why)
+                choice = Choice(self.name, candidate.name, why, candidate.recordable)
+                return candidate.call, choice
         if prefer is not None:
             names = ", ".join([*(b.name for b in self.backends), REFERENCE])
             raise NoBackendError(
                 f"op {self.name} has no backend {prefer!r} for {facts.vendor} {facts.arch}",
                 hint=f"it has {names}",
             )
-        return self.reference, Choice(self.name, REFERENCE, "no backend fits this machine")
+        why = "no backend fits this machine"
+        return self.reference, Choice(self.name, REFERENCE, why, self.recordable)
 
 
-def op(reference: Callable[P, R]) -> Op[P, R]:
-    """Make an op of the function that defines it."""
-    made: Op[P, R] = Op(reference)
-    OPS[made.name] = made  # pyright: ignore[reportArgumentType]
-    return made
+@overload
+def op(reference: Callable[P, R]) -> Op[P, R]: ...
+@overload
+def op(*, recordable: bool) -> Callable[[Callable[P, R]], Op[P, R]]: ...
+def op(
+    reference: Callable[P, R] | None = None, *, recordable: bool = True
+) -> Op[P, R] | Callable[[Callable[P, R]], Op[P, R]]:
+    """Make an op of the function that defines it; `recordable=False` says that it reads numbers to the host."""
+
+    def make(reference: Callable[P, R]) -> Op[P, R]:
+        made: Op[P, R] = Op(reference, recordable=recordable)
+        OPS[made.name] = made  # pyright: ignore[reportArgumentType]
+        return made
+
+    return make if reference is None else make(reference)

@@ -1,4 +1,4 @@
-"""A config becomes a model with weights, caches and a runner, in one readable order.
+"""A config becomes a model with weights, caches, graphs and a runner, in one readable order.
 
 The only file above `models` that opens the registry.
 """
@@ -13,32 +13,30 @@ from pathlib import Path
 
 import torch
 
-from tokamak.cache.arena import Arena
-from tokamak.cache.groups import CacheGroup, group_sub_caches
-from tokamak.cache.layout import lay_out
+from tokamak.cache.groups import group_sub_caches
 from tokamak.checkpoint.load import load_model, load_random
 from tokamak.checkpoint.source import open_checkpoint
 from tokamak.checkpoint.tokenizer import load_tokenizer
 from tokamak.config.engine import EngineConfig
-from tokamak.config.settle import check_pool
 from tokamak.core.request import SamplingParams
 from tokamak.device.facts import cpu_facts
+from tokamak.errors import GraphMismatch
 from tokamak.layers.build import Build
 from tokamak.layers.model import Model
 from tokamak.models.registry import find
 from tokamak.ops.load import load_backends
 from tokamak.ops.sample import token_weights
-from tokamak.runner.dummy import NULL_SLOT, dummy_plan
-from tokamak.runner.inputs import InputArena
-from tokamak.runner.memory import MemoryPlan, plan_memory
+from tokamak.runner.dummy import NULL_SLOT
+from tokamak.runner.exchange import Exchange, LocalExchange
+from tokamak.runner.graph_cost import GraphCost, cost_path, default_cost, save_cost, saved_cost
+from tokamak.runner.memory import StartPlan, plan_start
 from tokamak.runner.runner import ModelRunner
+from tokamak.runner.verify import Verdict
+from tokamak.runner.wiring import Wired, measure_cost, wire
 from tokamak.sampling.grammar_state import GrammarFactory
 from tokamak.sampling.sampler import Sampler
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
-
-WARM_UP_TOKENS = 17
-WARM_UP_REQUESTS = 2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,45 +46,88 @@ class Rank:
     model: Model
     runner: ModelRunner
     build: Build
-    groups: tuple[CacheGroup, ...]
-    memory: MemoryPlan
+    start: StartPlan
+    verdicts: tuple[Verdict, ...]
+    """What the verification of the recordings found; empty if none was asked for."""
     load_s: dict[str, float]
 
 
-def assemble(config: EngineConfig) -> Rank:
-    """Build, load and warm up a rank.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Planned:
+    """A model without weights, and every size of its start."""
+
+    model: Model
+    build: Build
+    start: StartPlan
+    cost_path: Path
+    """Where what recordings take is kept between starts."""
+
+
+def plan_rank(config: EngineConfig) -> Planned:
+    """Build a model without weights and settle the sizes of its start; the half of `assemble` that needs neither.
 
     Raises:
         ModelError: the checkpoint is unsound, or of a kind we do not implement.
         OptionError: the cache cannot hold one request of max_model_len.
     """
+    build = make_build(config)
+    checkpoint = open_checkpoint(Path(config.model.path))
+    family = find(config.model.facts.architecture)
+    model = family.from_config(checkpoint.config, build).eval()
+    path = cost_path(config, checkpoint.config)
+    cost = saved_cost(path) or _default_cost(config, build, model)
+    groups = group_sub_caches(model.sub_caches())
+    return Planned(model=model, build=build, start=plan_start(config, groups, cost), cost_path=path)
+
+
+def assemble(config: EngineConfig, exchange: Exchange | None = None) -> Rank:
+    """Build, load, warm up and record a rank.
+
+    Args:
+        config: what was decided.
+        exchange: how this rank hears of its data-parallel peers; None has none.
+
+    Raises:
+        ModelError: the checkpoint is unsound, or of a kind we do not implement.
+        OptionError: the cache cannot hold one request of max_model_len.
+        GraphError: a bucket cannot be recorded, or is not what the eager forward gives.
+    """
     load_s: dict[str, float] = {}
+    exchange = exchange or LocalExchange()
     with _timed(load_s, "build"):
-        build = make_build(config)
-        checkpoint = open_checkpoint(Path(config.model.path))
-        family = find(config.model.facts.architecture)
-        model = family.from_config(checkpoint.config, build).eval()
-        groups = group_sub_caches(model.sub_caches())
-        memory = plan_memory(config, groups)
-        check_pool(config, memory.total_blocks - 1)
+        planned = plan_rank(config)
+        model, build, start = planned.model, planned.build, planned.start
     with _timed(load_s, "weights"):
         if config.model.load_format == "random":
             load_random(model, config.model.seed)
         else:
-            load_model(model, checkpoint)
+            load_model(model, open_checkpoint(Path(config.model.path)))
     with _timed(load_s, "caches"):
-        layout = lay_out(
-            groups, block_tokens=config.cache.block_tokens, total_blocks=memory.total_blocks
+        sampler = _make_sampler(config, build)
+        start = _with_measured_cost(planned, sampler, exchange)
+        wired = wire(
+            start,
+            build,
+            model,
+            sampler=sampler,
+            exchange=exchange,
+            total_blocks=start.memory.total_blocks,
+            pools=config.graphs.pools,
         )
-        model.bind_caches(Arena(layout, build.device).views())
-        runner = _make_runner(config, build, model, groups)
     with _timed(load_s, "warm_up"):
-        tokens = min(WARM_UP_TOKENS, config.scheduler.max_num_batched_tokens)
-        requests = min(WARM_UP_REQUESTS, config.scheduler.max_num_seqs)
-        runner.step(dummy_plan(prefill_tokens=tokens, decode_rows=0)).take()
-        runner.step(dummy_plan(prefill_tokens=0, decode_rows=requests)).take()
+        wired.warm_up(start.config)
+    with _timed(load_s, "graphs"):
+        verdicts: tuple[Verdict, ...] = ()
+        if config.graphs.when == "startup":
+            wired.runner.recorder.record_all()
+            verdicts = _verified(wired) if config.graphs.verify else ()
     return Rank(
-        model=model, runner=runner, build=build, groups=groups, memory=memory, load_s=load_s
+        model=model,
+        runner=wired.runner,
+        build=build,
+        start=start,
+        verdicts=verdicts,
+        load_s=load_s,
     )
 
 
@@ -103,16 +144,41 @@ def make_build(config: EngineConfig) -> Build:
     )
 
 
-def _make_runner(
-    config: EngineConfig, build: Build, model: Model, groups: tuple[CacheGroup, ...]
-) -> ModelRunner:
-    inputs = InputArena(
-        build,
-        groups,
-        max_requests=config.scheduler.max_num_seqs,
-        max_tokens=config.scheduler.max_num_batched_tokens,
-        block_tokens=config.cache.block_tokens,
+def _default_cost(config: EngineConfig, build: Build, model: Model) -> GraphCost:
+    shapes = [shape for parameter, _ in model.weights().values() for shape in parameter.part_shapes]
+    return default_cost(
+        shapes,
+        vocab_tokens=config.model.facts.vocab_tokens,
+        number_bytes=build.dtype.itemsize,
     )
+
+
+def _with_measured_cost(planned: Planned, sampler: Sampler, exchange: Exchange) -> StartPlan:
+    """A start that records everything measures first what that takes, once per model and machine (GR-24)."""
+    start = planned.start
+    if start.config.graphs.when != "startup" or start.cost.source == "saved":
+        return start
+    cost = measure_cost(start, planned.build, planned.model, sampler=sampler, exchange=exchange)
+    save_cost(planned.cost_path, cost)
+    return plan_start(start.config, start.groups, cost)
+
+
+def _verified(wired: Wired) -> tuple[Verdict, ...]:
+    """The verdicts, if all are good."""
+    verdicts = wired.verifier.verify()
+    bad = [verdict for verdict in verdicts if not verdict.ok]
+    if bad:
+        worst = bad[0]
+        raise GraphMismatch(
+            f"{len(bad)} of {len(verdicts)} verified sizes differ from the eager forward, first the "
+            f"{worst.graph} bucket {worst.bucket} at size {worst.size}, by {worst.worst:.3g} of the row's "
+            "largest number",
+            hint="serve with graphs=off; token_graph_eager_pad=true tells a fault of padding from one of recording",
+        )
+    return verdicts
+
+
+def _make_sampler(config: EngineConfig, build: Build) -> Sampler:
     vocab_tokens = config.model.facts.vocab_tokens
     tokenizer = load_tokenizer(Path(config.model.path), load_format=config.model.load_format)
     grammar = GrammarFactory(
@@ -136,7 +202,7 @@ def _make_runner(
         prompt_tokens=0,
         output_ids=(),
     )
-    return ModelRunner(model, inputs, sampler)
+    return sampler
 
 
 @contextmanager

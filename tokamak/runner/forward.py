@@ -1,22 +1,42 @@
-"""How a settled step runs the model: eagerly, or by one of the two kinds of graph."""
+"""How a settled step runs the model: from a recording of one of the two kinds of graph, or eagerly."""
 
 from __future__ import annotations
 
 from torch import Tensor
 
-from tokamak.core.inputs import StepInputs
-from tokamak.core.plan import Mode, StepShape
-from tokamak.graphs.replay import DecodeReplay
+from tokamak.core.context import StepContext, installed
+from tokamak.core.plan import Mode
+from tokamak.graphs.region import begin_forward
+from tokamak.graphs.request_graph import ReqGraph, RequestKey
+from tokamak.graphs.token_graph import TokenGraph
 from tokamak.layers.model import Model
 
 
 class Forward:
-    """Runs the model over a step's inputs."""
+    """Runs the model over a step. `eager_pad` runs token buckets eagerly, at their size and padding (GR-29)."""
 
-    def __init__(self, model: Model) -> None:
-        self._eager = DecodeReplay(model)
+    def __init__(
+        self, model: Model, *, requests: ReqGraph, tokens: TokenGraph, eager_pad: bool
+    ) -> None:
+        self.model = model
+        self._requests = requests
+        self._tokens = tokens
+        self._eager_pad = eager_pad
 
-    def run(self, inputs: StepInputs, shape: StepShape) -> Tensor:
+    def run(self, context: StepContext) -> Tensor:
         """Hidden states of all running token rows, [tokens, width]."""
-        assert shape.mode is Mode.EAGER, f"no graph is recorded, and the shape says {shape.mode}"
-        return self._eager.run(inputs)
+        shape = context.shape
+        match shape.mode:
+            case Mode.REQUEST_GRAPH:
+                key = RequestKey(shape.running_requests, shape.q_width)
+                return self._requests.replay(key, context)
+            case Mode.TOKEN_GRAPH if not self._eager_pad:
+                return self._tokens.replay(shape.running_tokens, context)
+            case _:
+                return self.eager(context)
+
+    def eager(self, context: StepContext) -> Tensor:
+        """The same rows, operator by operator; what a replay must equal."""
+        with installed(context):
+            begin_forward(context)
+            return self.model(context.inputs)

@@ -1,6 +1,7 @@
 """One rank, one step: a StepPlan in, tokens out.
 
-The step reads as five verbs; warm-up runs the same step with a plan made for the purpose.
+The step reads as five verbs: settle, prepare, forward, sample, propose. Warm-up, recording and an idle rank run
+the same step with a plan made for the purpose.
 """
 
 from __future__ import annotations
@@ -8,54 +9,107 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from tokamak.core.inputs import StepInputs
+from tokamak.core.context import StepContext
 from tokamak.core.plan import StepPlan, StepShape
+from tokamak.device.waits import HostWaits
 from tokamak.layers.model import Model
-from tokamak.runner.exchange import LocalExchange
+from tokamak.runner.check import ReplayCheck
+from tokamak.runner.dummy import idle_plan
+from tokamak.runner.exchange import Demand, Exchange
 from tokamak.runner.forward import Forward
 from tokamak.runner.inputs import InputArena
-from tokamak.runner.results import PendingResult
+from tokamak.runner.label import step_range
+from tokamak.runner.prepare import Preparation
+from tokamak.runner.previous import Previous
+from tokamak.runner.record import Recorder
+from tokamak.runner.results import InFlightResult
 from tokamak.runner.scoring import PromptScorer
-from tokamak.runner.shape import ForwardMode, NoGraph, RunningTable
+from tokamak.runner.shape import ForwardMode, Policy, RunningTable
+from tokamak.runner.tally import StepTally
 from tokamak.sampling.sampler import Sampled, Sampler
 from tokamak.speculative.drafter import NoDrafter
+from tokamak.telemetry.spans import Spans
 
 
 class ModelRunner:
-    """Settles, fills, runs and samples steps on one device."""
+    """Settles, prepares, runs and samples steps on one device."""
 
-    def __init__(self, model: Model, inputs: InputArena, sampler: Sampler) -> None:
+    def __init__(
+        self,
+        model: Model,
+        *,
+        inputs: InputArena,
+        preparation: Preparation,
+        forward: Forward,
+        recorder: Recorder,
+        check: ReplayCheck,
+        sampler: Sampler,
+        exchange: Exchange,
+        table: RunningTable,
+        previous: Previous,
+        waits: HostWaits,
+        spans: Spans,
+    ) -> None:
         self._model = model
         self._inputs = inputs
+        self._preparation = preparation
+        self._forward = forward
         self._sampler = sampler
-        self._forward = Forward(model)
+        self._exchange = exchange
+        self._table = table
+        self._previous = previous
+        self._policy = Policy(drafts=False)
         self._drafter = NoDrafter()
         self._scorer = PromptScorer(model, sampler, inputs.history)
-        self._exchange = LocalExchange()
-        self._table = RunningTable(self._exchange.ranks)
-        self._graphs = NoGraph()
+        self.recorder = recorder
+        self.check = check
+        self.waits = waits
+        self.spans = spans
+        self.tally = StepTally()
 
     @torch.inference_mode()
-    def step(self, plan: StepPlan) -> PendingResult:
-        """Run one step: settle its size, fill its inputs, forward, sample, propose."""
+    def step(self, plan: StepPlan) -> InFlightResult | None:
+        """Run one step: settle its size, prepare its inputs, forward, sample, propose.
+
+        A plan without rows is an idle rank's: it runs what its peers run, or nothing where none has work (None).
+        """
+        self.recorder.record_wanted()
         shape = self._settle(plan)
-        inputs = self._fill(plan, shape)
-        hidden = self._forward.run(inputs, shape)
-        scores = self._scorer.score(plan, hidden)
-        sampled = self._sample(plan, inputs, hidden)
-        self._drafter.propose(hidden, sampled.token_ids)
-        return PendingResult(plan=plan, sampled=sampled, prompt_logprobs=scores)
+        if not shape.running_tokens:
+            return None
+        if shape.dummy:
+            plan = idle_plan(shape, plan.seq)
+        with step_range(plan, shape):
+            self._admit(plan)
+            context = self._preparation.prepare(plan, shape)
+            with self.spans.span("launch"):
+                hidden = self.check.passed(self._forward.run(context), plan.seq, context)
+            with self.spans.span("sample"):
+                scores = self._scorer.score(plan, hidden)
+                sampled = self._sample(plan, context, hidden)
+            result = InFlightResult.launch(plan, sampled, scores, self.waits)
+            self._previous.put(plan, result)
+            if shape.draft_requests:
+                with self.spans.span("draft"):
+                    self._drafter.propose(hidden, sampled.token_ids)
+        self.spans.end_step()
+        return result
 
     def _settle(self, plan: StepPlan) -> StepShape:
-        return ForwardMode.decide(
+        shape = ForwardMode.decide(
             plan,
             exchange=self._exchange,
             table=self._table,
-            req_graph=self._graphs,
-            token_graph=self._graphs,
+            req_graph=self.recorder.request_buckets,
+            token_graph=self.recorder.token_buckets,
+            policy=self._policy,
+            eager_demand=Demand(self._model.step_demands_eager(plan)),
         )
+        self.recorder.note(shape)
+        self.tally.count(shape, self._exchange.last_s)
+        return shape
 
-    def _fill(self, plan: StepPlan, shape: StepShape) -> StepInputs:
+    def _admit(self, plan: StepPlan) -> None:
         for admission in plan.admissions:
             self._inputs.admit(admission)
             self._scorer.admit(admission)
@@ -69,18 +123,12 @@ class ModelRunner:
                 prompt_tokens=admission.prompt_tokens,
                 output_ids=admission.token_ids[admission.prompt_tokens :].tolist(),
             )
-        return self._inputs.fill(plan, shape)
 
-    def _sample(self, plan: StepPlan, inputs: StepInputs, hidden: Tensor) -> Sampled:
+    def _sample(self, plan: StepPlan, context: StepContext, hidden: Tensor) -> Sampled:
         rows = plan.sampled_rows
         slots = plan.slots[rows]
         positions = (plan.computed_before + plan.query_lens)[rows]
-        logits = self._model.logits(hidden.index_select(0, inputs.logit_rows))
+        logits = self._model.logits(hidden.index_select(0, context.inputs.logit_rows))
         sampled = self._sampler.sample(logits, slots, positions, self._inputs.history)
-        device = self._inputs.history.device
-        self._inputs.remember(
-            torch.from_numpy(slots).to(device),
-            torch.from_numpy(positions).to(device),
-            sampled.token_ids,
-        )
+        self._inputs.remember(*self._inputs.sampled, sampled.token_ids)
         return sampled

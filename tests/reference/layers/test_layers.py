@@ -6,7 +6,8 @@ import pytest
 import torch
 from torch.nn import functional
 
-from tests.support.steps import Chunk, a_build, a_step
+from tests.support.steps import Chunk, a_build, a_context
+from tokamak.core.context import installed
 from tokamak.core.weight import DenseWeight, GroupedWeight
 from tokamak.layers.attention.gqa import GroupedQueryAttention
 from tokamak.layers.embedding import Embedding, Head
@@ -173,7 +174,11 @@ def test_attention_follows_its_formula(numbers, window, rotary_dim):
     attention.out.load([DenseWeight(out)])
     attention.bind_caches(*(torch.full((5, kv_heads, 4, head_dim), float("nan")) for _ in "kv"))
 
-    mixed = attention(x, a_step([Chunk(range(tokens), 0, [4, 1, 3])], block_tokens=4))
+    chunk = Chunk(range(tokens), 0, [4, 1, 3])
+    context = a_context([chunk], block_tokens=4, layers=[attention])
+
+    with installed(context):
+        mixed = attention(x, context.inputs)
 
     expected = attention_in_float64(x, weight, out, angles, heads, kv_heads, head_dim, window)
     torch.testing.assert_close(mixed, expected, rtol=1e-4, atol=1e-4, check_dtype=False)

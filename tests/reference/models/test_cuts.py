@@ -53,7 +53,7 @@ def test_scores_do_not_depend_on_cuts_neighbours_blocks_or_padding(
             taken = drawn[int(name)]["chunks"][turn]
             if token_ids:
                 work[name], left[name] = token_ids[:taken], token_ids[taken:]
-        outputs = driver.step(work, padding_tokens=padding, padding_requests=padding)
+        outputs = driver.step(work, padding=padding)
         for name, rows in outputs.items():
             scores[name].append(rows)
         turn += 1

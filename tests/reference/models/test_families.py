@@ -102,8 +102,8 @@ def test_padding_rows_change_nothing(case):
     config, weights, prompts, expected = case
     driver = ModelDriver(a_model(config, weights))
 
-    driver.step({"b": prompts[1][:-1]}, padding_tokens=3, padding_requests=2)
-    scores = driver.step({"a": prompts[2], "b": prompts[1][-1:]}, padding_tokens=5)
+    driver.step({"b": prompts[1][:-1]}, padding=3)
+    scores = driver.step({"a": prompts[2], "b": prompts[1][-1:]}, padding=5)
 
     torch.testing.assert_close(scores["a"], expected[2], **TOLERANCE)
     torch.testing.assert_close(scores["b"], expected[1][-1:], **TOLERANCE)

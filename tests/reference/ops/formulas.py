@@ -66,12 +66,12 @@ def rotate_and_cache(qkv, positions, cos_sin, k_cache, v_cache, slots, q_norm, k
     return queries, keys, values
 
 
-def paged_attention(q, k_cache, v_cache, table, lengths, starts, prefill_requests, scale, window):
-    del prefill_requests
+def paged_attention(q, k_cache, v_cache, table, lengths, starts, q_width, scale, window, out):
+    del q_width
     queries, keys, values = wide(q), wide(k_cache), wide(v_cache)
     block_tokens = keys.shape[2]
     groups = queries.shape[1] // keys.shape[1]
-    out = np.zeros_like(queries)
+    out = np.zeros_like(wide(out))
     for request, length in enumerate(lengths.tolist()):
         begin, end = starts[request].item(), starts[request + 1].item()
         for row in range(begin, end):

@@ -38,12 +38,12 @@ def test_a_gpu_records_the_default_sizes_before_serving() -> None:
     assert (graphs.request_sizes, graphs.token_sizes) == (None, None)
 
 
-def test_bfloat16_on_a_cpu_is_not_recorded_and_the_reason_says_so() -> None:
-    graphs = a_config(dtype="bf16").graphs
+def test_on_a_cpu_recordings_are_kept_where_they_replay_faster_and_the_reason_says_so() -> None:
+    for dtype in ("fp32", "bf16"):
+        graphs = a_config(dtype=dtype).graphs
 
-    assert (graphs.when, graphs.backend) == ("off", "none")
-    assert (graphs.request_sizes, graphs.token_sizes) == ((), ())
-    assert "not all compiled kernels" in why("graphs", dtype="bf16")
+        assert (graphs.when, graphs.backend) == ("on-demand", "sim")
+        assert "replay faster" in why("graphs", dtype=dtype)
 
 
 def test_a_cpu_without_compiled_kernels_is_not_recorded() -> None:
@@ -142,9 +142,9 @@ def test_how_graphs_are_checked_is_kept() -> None:
             {"graphs": "startup", "verify_graphs": True},
         ),
         (
-            {"dtype": "bf16", "verify_graphs": True},
-            ("verify_graphs is true", "bfloat16"),
-            {"dtype": "bf16", "verify_graphs": True, "graphs": "startup"},
+            {"graph_backend": "none", "verify_graphs": True},
+            ("verify_graphs is true", "graph_backend is none"),
+            {"graphs": "startup", "verify_graphs": True},
         ),
         (
             {"graphs": "off", "verify_graphs_rate": 0.1},

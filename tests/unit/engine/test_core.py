@@ -19,6 +19,7 @@ from tokamak.config.engine import (
     SchedulerConfig,
 )
 from tokamak.core.request import FinishReason, SamplingParams, StructuredOutput
+from tokamak.device.waits import HostWaits
 from tokamak.engine.core import EngineCore
 from tokamak.engine.messages import AddRequest
 
@@ -27,19 +28,25 @@ class ScriptedExecutor:
     """Answers every sampled row with the same token, and records what was launched and taken."""
 
     def __init__(self, *, blocks: int = 65, fails_at: int | None = None) -> None:
-        memory = SimpleNamespace(total_blocks=blocks)
-        build = SimpleNamespace(choices={})
-        self.rank = SimpleNamespace(
-            groups=cache_groups(), memory=memory, build=build, load_s={"weights": 1.0}
-        )
+        self._blocks = blocks
         self.token_id = 7
         self.error = ""
         self.log: list[tuple[str, int]] = []
         self._fails_at = fails_at
+        self.waits = HostWaits()
+
+    def loads(self, config: EngineConfig) -> None:
+        memory = SimpleNamespace(total_blocks=self._blocks)
+        self.rank = SimpleNamespace(
+            start=SimpleNamespace(config=config, groups=cache_groups(), memory=memory),
+            build=SimpleNamespace(choices={}),
+            runner=SimpleNamespace(waits=self.waits),
+            load_s={"weights": 1.0},
+        )
 
     def launch(self, plan):
         self.log.append(("launch", plan.seq))
-        return SimpleNamespace(plan=plan, take=lambda: self._take(plan))
+        return SimpleNamespace(plan=plan, take=lambda: self.waits.wait(lambda: self._take(plan)))
 
     def _take(self, plan):
         self.log.append(("take", plan.seq))
@@ -62,7 +69,7 @@ def a_core(executor: ScriptedExecutor, **limits: int) -> EngineCore:
         weight_bytes=1,
         parameters=1,
     )
-    return EngineCore(
+    executor.loads(
         EngineConfig(
             model=ModelConfig(
                 path="",
@@ -93,9 +100,9 @@ def a_core(executor: ScriptedExecutor, **limits: int) -> EngineCore:
             kernels=KernelConfig(threads=1, prefer=()),
             graphs=no_graphs(),
             reasons=(),
-        ),
-        executor,
+        )
     )
+    return EngineCore(executor.rank.start.config, executor)
 
 
 def an_add(name: str = "r", *, prompt: int = 4, max_tokens: int = 3) -> AddRequest:

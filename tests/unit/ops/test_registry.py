@@ -7,7 +7,7 @@ import pytest
 from tokamak.device.facts import cpu_facts
 from tokamak.errors import NoBackendError
 from tokamak.ops.load import load_backends
-from tokamak.ops.registry import OPS, REFERENCE, Op
+from tokamak.ops.registry import OPS, REFERENCE, Op, op
 
 load_backends()
 
@@ -25,7 +25,7 @@ def an_op():
     def triple(x: int) -> int:
         return 3 * x
 
-    op = Op(triple)
+    op = Op(triple, recordable=True)
 
     @op.backend("absent", fits=lambda facts: False)
     def _absent(x: int) -> int:
@@ -59,3 +59,18 @@ def test_a_backend_that_cannot_run_is_refused_by_name(an_op, name):
         an_op.bind(cpu_facts(), prefer=name)
 
     assert "here" in str(error.value.hint)
+
+
+def test_a_choice_says_whether_a_recording_of_it_holds():
+    @op(recordable=False)
+    def reads_the_host(x: int) -> int:
+        return x
+
+    try:
+        _, choice = reads_the_host.bind(cpu_facts())
+        _, plain = OPS["silu_mul"].bind(cpu_facts())
+    finally:
+        del OPS["reads_the_host"]
+
+    assert not choice.recordable
+    assert plain.recordable

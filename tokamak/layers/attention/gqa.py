@@ -1,18 +1,35 @@
-"""Grouped-query attention over a paged cache: project, norm, rotate, cache, attend, project."""
+"""Grouped-query attention over a paged cache: project, norm, rotate, cache, attend, project.
+
+All of it can be recorded at the height of a bucket but the attending: rows of a step with prefill attend over
+what the live context says, in an eager region.
+"""
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 
+from tokamak.core.context import StepContext, current
 from tokamak.core.inputs import StepInputs
+from tokamak.graphs.region import eager_region
 from tokamak.layers.build import Build
 from tokamak.layers.linear import Linear
+from tokamak.layers.rows import cut, hand_back
 from tokamak.layers.vector import Vector
 from tokamak.ops.paged_attention import paged_attention
 from tokamak.ops.rope import rotate_and_cache
 
 GROUP = "keys"
 """The cache group that `keys` and `values` form, named after its first sub-cache."""
+
+
+@eager_region("gqa_attention", outs=("out",))
+def gqa_attention(q: Tensor, out: Tensor, layer: int) -> None:
+    """Attend with the layer of that number in the installed context. q, out: [tokens, heads, head_dim]."""
+    context = current()
+    attention = context.layers[layer]
+    assert isinstance(attention, GroupedQueryAttention), f"layer {layer} is {attention!r}"
+    attention.attend(q, out, context)
 
 
 class GroupedQueryAttention:
@@ -52,7 +69,8 @@ class GroupedQueryAttention:
         self._scale = head_dim**-0.5
         self._window_tokens = window_tokens
         self._rotate_and_cache = build.bind(rotate_and_cache)
-        self._paged_attention = build.bind(paged_attention)
+        self._paged_attention = build.bind(paged_attention, live=True)
+        self._number = build.enroll(self)
         self._keys: Tensor | None = None
         self._values: Tensor | None = None
 
@@ -77,15 +95,31 @@ class GroupedQueryAttention:
             None if self.k_norm is None else self.k_norm.values,
             self._eps,
         )
-        mixed = self._paged_attention(
-            q,
-            keys,
-            values,
-            rows.block_table,
-            rows.lengths,
-            step.query_starts,
-            step.prefill_requests,
-            self._scale,
-            self._window_tokens,
-        )
-        return self.out(mixed.view(-1, self._out_width))
+        out = torch.empty_like(q)
+        gqa_attention(q, out, self._number)
+        return self.out(out.view(-1, self._out_width))
+
+    def attend(self, q: Tensor, out: Tensor, context: StepContext) -> None:
+        """The body of the region: one call for prefill rows, one for decode rows, padding filled.
+
+        q, out: [tokens, heads, head_dim].
+        """
+        keys, values, rows = self._keys, self._values, context.inputs.rows[GROUP]
+        assert keys is not None, "attention was called before its caches were bound"
+        assert values is not None, "attention was called before its caches were bound"
+        for half in context.attn.halves:
+            queries, mixed = cut(half, q, out)
+            blocks = -(-half.longest_tokens // rows.block_tokens)
+            self._paged_attention(
+                queries,
+                keys,
+                values,
+                rows.block_table[half.requests, :blocks],
+                rows.lengths[half.requests],
+                half.query_starts,
+                half.q_width,
+                self._scale,
+                self._window_tokens,
+                mixed,
+            )
+        hand_back(context, out)

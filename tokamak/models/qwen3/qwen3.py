@@ -8,6 +8,7 @@ from torch import Tensor
 
 from tokamak.cache.sub_cache import SubCache
 from tokamak.core.inputs import StepInputs
+from tokamak.graphs.region import Manifest
 from tokamak.layers.attention.gqa import GroupedQueryAttention
 from tokamak.layers.build import Build
 from tokamak.layers.embedding import Embedding, Head
@@ -72,6 +73,7 @@ class Qwen3(Model):
         )
         self._add_residual = build.bind(add_residual)
         self._final_norm = RMSNorm(build, c.width, c.norm_eps)
+        self.layers = build.layers
 
     @classmethod
     def from_config(cls, config: Mapping[str, object], build: Build) -> Qwen3:
@@ -130,6 +132,10 @@ class Qwen3(Model):
     def optional_weights(self) -> frozenset[str]:
         """A copy of a tied head."""
         return frozenset({"lm_head.weight"} if self.config.tied_head else ())
+
+    def regions(self) -> Manifest:
+        """Attention, once a layer."""
+        return Manifest.of(("gqa_attention", self.config.layers))
 
     def bind_caches(self, views: Mapping[str, Sequence[Tensor]]) -> None:
         """Give each layer its views of keys and values."""

@@ -1,4 +1,4 @@
-"""Who listens to kernel calls? What ran and which tensors were made for it, while a recording is made."""
+"""Who listens to kernel calls? While a recording is made, what ran is noted here."""
 
 from __future__ import annotations
 
@@ -6,8 +6,6 @@ import ctypes
 import threading
 from dataclasses import dataclass, field
 from typing import Protocol
-
-from torch import Tensor
 
 Integers = ctypes.Array[ctypes.c_int64]
 
@@ -36,10 +34,9 @@ class Job:
 
 @dataclass(slots=True)
 class Calls:
-    """Kernel calls while someone listens: what ran, and the tensors made for it."""
+    """Kernel calls while someone listens."""
 
     jobs: list[Job] = field(default_factory=list[Job])
-    tensors: list[Tensor] = field(default_factory=list[Tensor])
 
 
 class _Listening(threading.local):

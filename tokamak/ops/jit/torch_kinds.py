@@ -5,8 +5,6 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from tokamak.ops.jit.calls import LISTENING
-
 KINDS = {torch.float32: "f32", torch.bfloat16: "bf16"}
 """Memory formats kernels are compiled for, by tensor dtype."""
 
@@ -17,8 +15,5 @@ def rows_of(x: Tensor) -> Tensor:
 
 
 def fresh(shape: tuple[int, ...], dtype: torch.dtype = torch.float32) -> Tensor:
-    """A new tensor for a kernel to fill, known to whoever listens to the kernel calls."""
-    made = torch.empty(shape, dtype=dtype)
-    if LISTENING.calls is not None:
-        LISTENING.calls.tensors.append(made)
-    return made
+    """A new tensor for a kernel to fill."""
+    return torch.empty(shape, dtype=dtype)

@@ -1,4 +1,4 @@
-"""Inputs of paged attention: prompt chunks beside decode rows, block edges, windows, padding rows."""
+"""Inputs of paged attention: prompt chunks, decode rows, rows of one width, block edges, windows."""
 
 from __future__ import annotations
 
@@ -19,21 +19,22 @@ class Sizes:
     heads: int
     kv_heads: int
     head_dim: int
-    prefill: tuple[tuple[int, int], ...]
+    prefill: tuple[tuple[int, int], ...] = ()
     """Queries of a request in this step, and tokens cached before."""
-    decode: tuple[int, ...]
-    """Cached tokens of a request with its one query."""
+    decode: tuple[int, ...] = ()
+    """Cached tokens of a request with `q_width` queries, these included; instead of `prefill`."""
+    q_width: int = 1
     window: int = 0
     block_tokens: int = 16
-    padding: int = 0
 
 
 def _make(name: str, sizes: Sizes, dtype: torch.dtype) -> tuple[object, ...]:
     generator = seeded(name)
-    query_lens = [queries for queries, _ in sizes.prefill] + [1] * len(sizes.decode)
+    assert not (sizes.prefill and sizes.decode), f"{name}: one kind of row a call"
+    query_lens = [queries for queries, _ in sizes.prefill] + [sizes.q_width] * len(sizes.decode)
     lengths = [queries + before for queries, before in sizes.prefill] + list(sizes.decode)
     starts = torch.tensor([0, *query_lens]).cumsum(0).int()
-    tokens = sum(query_lens) + sizes.padding
+    tokens = sum(query_lens)
     q = torch.randn((tokens, sizes.heads, sizes.head_dim), generator=generator).to(dtype)
     shape = (BLOCKS, 2, sizes.kv_heads, sizes.block_tokens, sizes.head_dim)
     caches = torch.randn(shape, generator=generator).to(dtype)
@@ -48,33 +49,45 @@ def _make(name: str, sizes: Sizes, dtype: torch.dtype) -> tuple[object, ...]:
             caches[int(table[row, blocks - 1]), :, :, length % sizes.block_tokens :] = float("nan")
     return (
         q, caches[:, 0], caches[:, 1], table, torch.tensor(lengths, dtype=torch.int32), starts,
-        len(sizes.prefill), sizes.head_dim**-0.5, sizes.window,
+        sizes.q_width if sizes.decode else 0, sizes.head_dim**-0.5, sizes.window, torch.full_like(q, float("nan")),
     )  # fmt: skip
 
 
 SIZES = {
-    "smollm2 decode alone": Sizes(9, 3, 64, (), (176,)),
-    "smollm2 block edges": Sizes(9, 3, 64, (), (1, 15, 16, 17, 127, 128, 129)),
-    "smollm2 prompt": Sizes(9, 3, 64, ((200, 0),), ()),
-    "smollm2 mixed": Sizes(9, 3, 64, ((1, 0), (16, 16), (17, 120), (40, 0)), (5, 300), padding=3),
-    "one head each": Sizes(4, 4, 32, ((9, 0),), (33, 2)),
-    "one key head": Sizes(8, 1, 128, ((33, 3),), (40,)),
-    "seven groups": Sizes(14, 2, 64, ((6, 0),), (20,)),
-    "narrow heads": Sizes(4, 2, 16, ((5, 0), (12, 5)), (9,)),
-    "wide heads": Sizes(2, 1, 256, ((21, 0),), (50,)),
-    "odd heads": Sizes(2, 1, 20, ((5, 0),), (7,)),
-    "window": Sizes(4, 2, 64, ((40, 0), (5, 170)), (3, 64, 250), window=48),
-    "window of one": Sizes(2, 2, 32, ((20, 0),), (5,), window=1),
-    "large blocks": Sizes(6, 2, 64, ((70, 10),), (65, 130), block_tokens=64),
+    "smollm2 decode alone": Sizes(9, 3, 64, decode=(176,)),
+    "smollm2 block edges": Sizes(9, 3, 64, decode=(1, 15, 16, 17, 127, 128, 129)),
+    "smollm2 prompt": Sizes(9, 3, 64, prefill=((200, 0),)),
+    "smollm2 chunks": Sizes(9, 3, 64, prefill=((1, 0), (16, 16), (17, 120), (40, 0))),
+    "smollm2 drafts": Sizes(9, 3, 64, decode=(5, 300, 16, 18), q_width=4),
+    "one head each prompt": Sizes(4, 4, 32, prefill=((9, 0),)),
+    "one head each": Sizes(4, 4, 32, decode=(33, 2)),
+    "one key head prompt": Sizes(8, 1, 128, prefill=((33, 3),)),
+    "one key head": Sizes(8, 1, 128, decode=(40,)),
+    "seven groups prompt": Sizes(14, 2, 64, prefill=((6, 0),)),
+    "seven groups": Sizes(14, 2, 64, decode=(20,)),
+    "narrow heads prompt": Sizes(4, 2, 16, prefill=((5, 0), (12, 5))),
+    "narrow heads": Sizes(4, 2, 16, decode=(9,)),
+    "wide heads prompt": Sizes(2, 1, 256, prefill=((21, 0),)),
+    "wide heads": Sizes(2, 1, 256, decode=(50,)),
+    "odd heads prompt": Sizes(2, 1, 20, prefill=((5, 0),)),
+    "odd heads": Sizes(2, 1, 20, decode=(7,)),
+    "window prompt": Sizes(4, 2, 64, prefill=((40, 0), (5, 170)), window=48),
+    "window": Sizes(4, 2, 64, decode=(3, 64, 250), window=48),
+    "window drafts": Sizes(4, 2, 64, decode=(3, 64, 250), q_width=3, window=48),
+    "window of one prompt": Sizes(2, 2, 32, prefill=((20, 0),), window=1),
+    "window of one": Sizes(2, 2, 32, decode=(5,), window=1),
+    "large blocks prompt": Sizes(6, 2, 64, prefill=((70, 10),), block_tokens=64),
+    "large blocks": Sizes(6, 2, 64, decode=(65, 130), block_tokens=64),
 }
 
 
-def _only_padding(dtype: torch.dtype) -> tuple[object, ...]:
-    q = torch.ones((2, 2, 32), dtype=dtype)
+def _no_rows(dtype: torch.dtype) -> tuple[object, ...]:
+    q = torch.ones((0, 2, 32), dtype=dtype)
     caches = torch.zeros((4, 1, 16, 32), dtype=dtype)
     none = torch.zeros(0, dtype=torch.int32)
     starts = torch.zeros(1, dtype=torch.int32)
-    return q, caches, caches, torch.zeros((0, 1), dtype=torch.int32), none, starts, 0, 1.0, 0
+    table = torch.zeros((0, 1), dtype=torch.int32)
+    return q, caches, caches, table, none, starts, 1, 1.0, 0, q.clone()
 
 
 paged_attention_cases = [
@@ -82,6 +95,7 @@ paged_attention_cases = [
         title,
         partial(_make, name, sizes, dtype),
         tolerance_of(dtype),
+        changed=(9,),
     )
     for dtype in (torch.float32, torch.bfloat16)
     for name, sizes in SIZES.items()
@@ -89,5 +103,5 @@ paged_attention_cases = [
 ]
 
 paged_attention_cases.append(
-    Case("only padding rows", partial(_only_padding, torch.float32), tolerance_of(torch.float32))
+    Case("no rows", partial(_no_rows, torch.float32), tolerance_of(torch.float32), changed=(9,))
 )

@@ -24,6 +24,7 @@ from tokamak.ops.jit.compiler import KernelSource, Library, float_bits
 from tokamak.ops.jit.language import I32, Kernel, Num, Pointer
 from tokamak.ops.jit.objects import host
 from tokamak.ops.jit.torch_kinds import KINDS, fresh
+from tokamak.ops.paged_attention.padded import padded_paged_attention
 from tokamak.ops.paged_attention.reference import paged_attention
 
 (
@@ -408,40 +409,39 @@ def llvm_paged_attention(
     block_table: Tensor,
     lengths: Tensor,
     query_starts: Tensor,
-    prefill_requests: int,
+    q_width: int,
     scale: float,
     window: int,
-) -> Tensor:
+    out: Tensor,
+) -> None:
     """Attend from this step's queries to all cached rows of their own request, causally."""
     _, kv_heads, block_tokens, head_dim = k_cache.shape
     tokens, heads, _ = q.shape
-    groups = heads // kv_heads
+    groups, requests = heads // kv_heads, lengths.shape[0]
     *k_strides, k_last = k_cache.stride()
     *v_strides, v_last = v_cache.stride()
     calls = _kernels_for(head_dim, groups, block_tokens, q.dtype, k_cache.dtype, v_cache.dtype)
-    if calls is None or k_last != 1 or v_last != 1 or block_table.stride(1) != 1:
-        return paged_attention.reference(
-            q, k_cache, v_cache, block_table, lengths, query_starts, prefill_requests, scale, window
+    if calls is None or not k_last == v_last == block_table.stride(1) == 1:
+        padded_paged_attention(
+            q, k_cache, v_cache, block_table, lengths, query_starts, q_width, scale, window, out
         )
+        return
+    if not requests:
+        return
+    assert out.is_contiguous(), "attention writes whole rows"
     q = q.contiguous()
-    requests = query_starts.shape[0] - 1
-    out = fresh(tuple(q.shape), q.dtype)
-    decode_only = prefill_requests == 0 and tokens == requests
-    starts = range(requests + 1) if decode_only else query_starts.tolist()
-    if starts[-1] < tokens:
-        out[starts[-1] :] = 0
     common = (
         q.data_ptr(), k_cache.data_ptr(), *k_strides, v_cache.data_ptr(), *v_strides,
         block_table.data_ptr(), block_table.stride(0), lengths.data_ptr(), query_starts.data_ptr(),
         out.data_ptr(), float_bits(scale), window, kv_heads, block_tokens,
     )  # fmt: skip
     threads = torch.get_num_threads()
-    if prefill_requests:
-        tiles = -(-starts[prefill_requests] * groups // (2 * host().lanes))
-        calls.prefill(threads, *common, 0, prefill_requests, tiles, 0, 0)
-    if prefill_requests < requests:
-        share = 1 if requests - prefill_requests < WHOLE_REQUESTS * threads else kv_heads
+    if q_width == 1:
+        share = 1 if requests < WHOLE_REQUESTS * threads else kv_heads
         stride = block_table.shape[1] * block_tokens
         own = fresh((threads * groups * share * (stride + head_dim),))
-        calls.decode(threads, *common, prefill_requests, requests, share, own.data_ptr(), stride)
-    return out
+        calls.decode(threads, *common, 0, requests, share, own.data_ptr(), stride)
+    else:
+        most_rows = (q_width or tokens) * groups
+        tiles = -(-most_rows // (2 * host().lanes))
+        calls.prefill(threads, *common, 0, requests, tiles, 0, 0)

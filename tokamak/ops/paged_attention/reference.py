@@ -8,7 +8,7 @@ from torch import Tensor
 from tokamak.ops.registry import op
 
 
-@op
+@op(recordable=False)
 def paged_attention(
     q: Tensor,
     k_cache: Tensor,
@@ -16,23 +16,25 @@ def paged_attention(
     block_table: Tensor,
     lengths: Tensor,
     query_starts: Tensor,
-    prefill_requests: int,
+    q_width: int,
     scale: float,
     window: int,
-) -> Tensor:
+    out: Tensor,
+) -> None:
     """Attend from this step's queries to all cached rows of their own request, causally.
 
     q: [tokens, heads, head_dim]. k_cache, v_cache: [blocks, kv_heads, block_tokens, head_dim]; query
     head h reads key head h // (heads / kv_heads). block_table: [requests, blocks] int32.
     lengths: [requests] int32, cached tokens of the request with this step's; the last query sits at
-    position lengths - 1. query_starts: [requests + 1] int32; rows past query_starts[-1] are padding.
-    prefill_requests: the first so many requests may have several queries, the others have one.
+    position lengths - 1. query_starts: [requests + 1] int32, the last is tokens.
+    q_width: queries of every request, or 0 where they differ. With a width no backend but this one reads
+    a number to the host, so the call can be recorded.
     scale: multiplies the scores. window: 0, or how many newest positions a query sees.
-    Returns [tokens, heads, head_dim] in the dtype of q; padding rows are zero. Softmax in float32.
+    out: [tokens, heads, head_dim] in the dtype of q, written whole. Softmax in float32.
     """
+    del q_width
     kv_heads, head_dim = k_cache.shape[1], k_cache.shape[3]
     groups = q.shape[1] // kv_heads
-    out = torch.zeros_like(q)
     starts = query_starts.tolist()
     for request, length in enumerate(lengths.tolist()):
         begin, end = starts[request], starts[request + 1]
@@ -51,4 +53,3 @@ def paged_attention(
         weights = scores.masked_fill(hidden, float("-inf")).softmax(dim=-1)
         mixed = torch.einsum("hgqk,hkd->qhgd", weights, v)
         out[begin:end] = mixed.reshape(end - begin, -1, head_dim).to(q.dtype)
-    return out
