@@ -80,11 +80,11 @@ def test_ranks_at_different_steps_are_named_with_their_steps():
 
 def other_ladder(rank: Rank) -> None:
     ladder = Ladder((64,) if rank.rank else (64, 128))
-    exchange = rank.exchange(config_text({"token_sizes": ladder}, {"drafts": False}))
-    exchange.gather_rows(a_row(1))
+    exchange = rank.exchange()
+    exchange.introduce(config_text({"token_sizes": ladder}, {"drafts": False}))
 
 
-def test_ranks_of_different_configs_are_told_which_setting_differs_in_the_first_step():
+def test_ranks_of_different_configs_are_told_which_setting_differs_before_the_first_step():
     outcomes = run_ranks(other_ladder, 2)
 
     for message in messages(outcomes, ConfigMismatch):

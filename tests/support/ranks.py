@@ -99,7 +99,7 @@ class Rank:
     group: LedgerGroup
     store: SharedStore
 
-    def exchange(self, config: str = "", *, timeout_s: float = 20.0) -> GroupExchange:
+    def exchange(self, *, timeout_s: float = 20.0) -> GroupExchange:
         """The exchange of all ranks, its collectives in the ledger."""
         return GroupExchange(
             cast(ProcessGroup, self.group),
@@ -107,7 +107,6 @@ class Rank:
             ranks=self.ranks,
             timeout_s=timeout_s,
             store=self.store,
-            config=config,
         )
 
 

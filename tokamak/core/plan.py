@@ -95,6 +95,21 @@ class StepPlan:
     admissions: tuple[Admission, ...]
     grants: Grants
 
+    @staticmethod
+    def empty(seq: int) -> StepPlan:
+        """A rank's that has no work of its own and takes part in its peers' step."""
+        return StepPlan(
+            seq=seq,
+            request_ids=(),
+            slots=_EMPTY,
+            query_lens=_EMPTY,
+            computed_before=_EMPTY,
+            prefill_rows=0,
+            final_chunk=np.zeros(0, dtype=np.bool_),
+            admissions=(),
+            grants=NO_GRANTS,
+        )
+
     @property
     def scheduled_requests(self) -> int:
         """Request rows of this step."""

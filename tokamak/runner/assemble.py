@@ -32,7 +32,7 @@ from tokamak.runner.graph_cost import GraphCost, cost_path, default_cost, save_c
 from tokamak.runner.memory import StartPlan, plan_start
 from tokamak.runner.runner import ModelRunner
 from tokamak.runner.verify import Verdict
-from tokamak.runner.wiring import Wired, measure_cost, wire
+from tokamak.runner.wiring import Wired, group_settings, measure_cost, wire
 from tokamak.sampling.grammar_state import GrammarFactory
 from tokamak.sampling.sampler import Sampler
 
@@ -91,12 +91,14 @@ def assemble(config: EngineConfig, exchange: Exchange | None = None) -> Rank:
         ModelError: the checkpoint is unsound, or of a kind we do not implement.
         OptionError: the cache cannot hold one request of max_model_len.
         GraphError: a bucket cannot be recorded, or is not what the eager forward gives.
+        GroupError: ranks have other settings, or one is gone.
     """
     load_s: dict[str, float] = {}
     exchange = exchange or LocalExchange()
     with _timed(load_s, "build"):
         planned = plan_rank(config)
         model, build, start = planned.model, planned.build, planned.start
+        exchange.introduce(group_settings(start, build, model))
     with _timed(load_s, "weights"):
         if config.model.load_format == "random":
             load_random(model, config.model.seed)
@@ -154,11 +156,16 @@ def _default_cost(config: EngineConfig, build: Build, model: Model) -> GraphCost
 
 
 def _with_measured_cost(planned: Planned, sampler: Sampler, exchange: Exchange) -> StartPlan:
-    """A start that records everything measures first what that takes, once per model and machine (GR-24)."""
+    """A start that records everything measures first what that takes, once per model and machine (GR-24).
+
+    Recording is collective, so a rank whose cost is saved measures beside one that has none.
+    """
     start = planned.start
-    if start.config.graphs.when != "startup" or start.cost.source == "saved":
+    if start.config.graphs.when != "startup" or exchange.vote(start.cost.source == "saved"):
         return start
     cost = measure_cost(start, planned.build, planned.model, sampler=sampler, exchange=exchange)
+    if cost is None:
+        return start
     save_cost(planned.cost_path, cost)
     return plan_start(start.config, start.groups, cost)
 

@@ -57,14 +57,14 @@ class RankRow(NamedTuple):
     draft_rows: int
     """Rows that propose after this step: decode rows and final chunks."""
     config_hash: int
-    """What ladders and switches hash to, in the first row a rank sends; 0 in later ones."""
+    """What ladders and switches hash to, in the row that introduces a rank; 0 in rows of steps."""
 
 
 COLUMNS = {name: at for at, name in enumerate(RankRow._fields)}
 
 
 def rank_row(plan: StepPlan, eager_demand: Demand = NO_DEMAND) -> RankRow:
-    """The row of a plan; the exchange puts in the config hash."""
+    """The row of a plan."""
     decode = plan.query_lens[plan.prefill_rows :]
     return RankRow(
         seq=plan.seq,
@@ -87,6 +87,10 @@ class Exchange(Protocol):
     last_s: float | None
     """Seconds the last exchange took; None where none was made."""
 
+    def introduce(self, config: str) -> None:
+        """Hold this rank's `config_text` against its peers'; the first of all collectives."""
+        ...
+
     def gather_rows(self, row: RankRow) -> Rows:
         """All ranks' rows, int32 [ranks, columns]; the next call may overwrite them."""
         ...
@@ -103,6 +107,10 @@ class LocalExchange:
         self.rank = 0
         self.ranks = 1
         self.last_s: float | None = None
+
+    def introduce(self, config: str) -> None:
+        """Nobody has other settings."""
+        del config
 
     def gather_rows(self, row: RankRow) -> Rows:
         """This rank's row as a table, int32 [1, columns]."""

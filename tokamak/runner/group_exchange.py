@@ -13,9 +13,12 @@ from typing import Protocol
 import torch
 from torch.distributed import ProcessGroup, ReduceOp, Work
 
+from tokamak.core.plan import StepPlan
 from tokamak.errors import ConfigMismatch, ExchangeTimeout, StepDesync
-from tokamak.runner.exchange import COLUMNS, RankRow, Rows, text_hash
+from tokamak.runner.exchange import COLUMNS, RankRow, Rows, rank_row, text_hash
 
+BEFORE_STEPS = -2
+"""The number of no step, nor of what a start runs to warm up: one rank's introduction meets no other's step."""
 SURVIVOR_S = 1.0
 """How long survivors of a failed exchange wait for each other's sign of life."""
 POLL_S = 0.02
@@ -46,7 +49,6 @@ class GroupExchange:
         ranks: how many there are, 2 or more where it matters.
         timeout_s: how long a rank may be late.
         store: where ranks that survive a failure meet; its keys belong to this exchange alone.
-        config: the `config_text` of this rank, which all ranks must share.
     """
 
     def __init__(
@@ -57,7 +59,6 @@ class GroupExchange:
         ranks: int,
         timeout_s: float,
         store: SharedStore,
-        config: str,
     ) -> None:
         self.rank = rank
         self.ranks = ranks
@@ -66,8 +67,7 @@ class GroupExchange:
         self._timeout_s = timeout_s
         self._timeout = timedelta(seconds=timeout_s)
         self._store = store
-        self._config = config
-        self._unsent_hash = text_hash(config)
+        self._config = ""
         # On the host by name: a default device would put them where gloo cannot read (F30).
         self._mine = torch.zeros(len(COLUMNS), dtype=torch.int32, device="cpu")
         self._gathered = torch.zeros((ranks, len(COLUMNS)), dtype=torch.int32, device="cpu")
@@ -77,20 +77,30 @@ class GroupExchange:
         self._rows: Rows = self._gathered.numpy().view()
         self._rows.flags.writeable = False
 
+    def introduce(self, config: str) -> None:
+        """Hold this rank's `config_text` against its peers'; the first of all collectives.
+
+        Raises:
+            ExchangeTimeout: a rank is late by `timeout_s`, or gone.
+            ConfigMismatch: ranks have other ladders or switches.
+        """
+        self._config = config
+        nothing = rank_row(StepPlan.empty(BEFORE_STEPS))
+        self.gather_rows(nothing._replace(config_hash=text_hash(config)))
+
     def gather_rows(self, row: RankRow) -> Rows:
         """All ranks' rows, int32 [ranks, columns], read-only; the next call overwrites them.
 
         Raises:
             ExchangeTimeout: a rank is late by `timeout_s`, or gone.
             StepDesync: ranks are at different steps.
-            ConfigMismatch: in the first step, ranks have other ladders or switches.
+            ConfigMismatch: while ranks introduce themselves, one has other ladders or switches.
         """
-        self._mine_array[:] = row._replace(config_hash=self._unsent_hash)
-        self._unsent_hash = 0
+        self._mine_array[:] = row
         start = time.perf_counter()
         self._carry(
             lambda: self._group.allgather(self._parts, self._mine, timeout=self._timeout),
-            f"the exchange of step {row.seq}",
+            f"the exchange of step {row.seq}" if row.seq >= 0 else "the exchange of a start",
         )
         self.last_s = time.perf_counter() - start
         self._check_steps(self._rows[:, COLUMNS["seq"]].tolist())

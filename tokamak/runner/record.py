@@ -157,10 +157,10 @@ class Recorder:
         return self._preparation.prepare(plan, shape)
 
     @torch.inference_mode()
-    def measure(self, mode: Mode, bucket: int) -> int:
-        """Record a bucket; returns the bytes of its graph's pool."""
+    def measure(self, mode: Mode, bucket: int) -> int | None:
+        """Record a bucket; returns the bytes of its graph's pool, None on all ranks if one goes without."""
         self._record(mode, bucket)
-        return self._graph(mode).pool_bytes()
+        return None if (mode, bucket) in self._refused else self._graph(mode).pool_bytes()
 
     def reports(self) -> list[GraphReport]:
         """One per graph (GR-21)."""

@@ -25,7 +25,7 @@ from tokamak.layers.build import Build
 from tokamak.layers.model import Model
 from tokamak.runner.check import ReplayCheck
 from tokamak.runner.dummy import dummy_plan
-from tokamak.runner.exchange import Exchange
+from tokamak.runner.exchange import Exchange, config_text
 from tokamak.runner.forward import Forward
 from tokamak.runner.graph_cost import GraphCost, measured
 from tokamak.runner.inputs import InputArena
@@ -202,10 +202,36 @@ def recordable_ladders(
     return ladders["decode"], ladders["prefill"], off
 
 
+def group_settings(start: StartPlan, build: Build, model: Model) -> str:
+    """What every rank must have alike: what decides sizes, recordings and who repeats a step."""
+    config = start.config
+    graphs, limits = config.graphs, config.scheduler
+    requests, tokens, _ = recordable_ladders(start, build, model)
+    return config_text(
+        {"req_graph_sizes": requests, "token_graph_sizes": tokens},
+        {
+            "model": config.model.facts.architecture,
+            "dtype": config.model.dtype,
+            "device": config.model.device,
+            "max_num_seqs": limits.max_num_seqs,
+            "max_num_batched_tokens": limits.max_num_batched_tokens,
+            "graphs": graphs.when,
+            "token_graph_eager_pad": graphs.eager_pad,
+            "graphs_allow_missing_bucket": graphs.allow_missing_bucket,
+            "verify_graphs": graphs.verify,
+            "verify_graphs_rate": graphs.verify_rate,
+            "q_width": Q_WIDTH,
+        },
+    )
+
+
 def measure_cost(
     start: StartPlan, build: Build, model: Model, *, sampler: Sampler, exchange: Exchange
-) -> GraphCost:
-    """What recordings take: the two largest buckets of the larger graph in one pool, over the smallest caches."""
+) -> GraphCost | None:
+    """What recordings take: the two largest buckets of the larger graph in one pool, over the smallest caches.
+
+    None if one of them cannot be recorded and may be left out, or there is none.
+    """
     wired = wire(
         start,
         build,
@@ -227,7 +253,10 @@ def measure_cost(
         rows[Mode.TOKEN_GRAPH] = {}
     mode = max(rows, key=lambda mode: max(rows[mode].values(), default=0))
     largest = sorted(rows[mode], reverse=True)[:2]
-    held = [recorder.measure(mode, size) for size in largest]
+    found = [recorder.measure(mode, size) for size in largest]
+    held = [pool_bytes for pool_bytes in found if pool_bytes is not None]
+    if not held or len(held) < len(largest):
+        return None
     return measured(
         rows_a=rows[mode][largest[0]],
         bytes_a=held[0],
