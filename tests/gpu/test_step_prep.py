@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
-from contextlib import contextmanager
 
 import numpy as np
 import pytest
 import torch
 
+from tests.support.device import no_host_wait
 from tests.support.preparation import a_decode_plan, an_arena, prepared, shape_of
 from tokamak.device.waits import HostWaits
 from tokamak.ops.step_prep import fill_indptrs, fill_step, fill_unit_tiles
@@ -30,16 +29,6 @@ pytestmark = [
 ]
 BUSY_CYCLES = 200_000_000
 """About a tenth of a second of a device's clock."""
-
-
-@contextmanager
-def no_host_wait() -> Iterator[None]:
-    """Any hidden wait for the device raises."""
-    torch.cuda.set_sync_debug_mode("error")
-    try:
-        yield
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
 
 
 def on_device(arguments):
