@@ -94,7 +94,7 @@ def reserve_bytes(estimate: int) -> int:
 def check_reserve(*, estimate: int, real: int, source: Source) -> str:
     """Compare what recordings took with what was set aside, after recording and after every one on demand.
 
-    Returns one line for the log. It is logged here as a warning when the two differ by more than WARNED_SHARE
+    Returns one line for the log. It is logged here as a warning when a measured cost differs by more than WARNED_SHARE
     (and by more than whole pages explain).
 
     Raises:
@@ -109,7 +109,11 @@ def check_reserve(*, estimate: int, real: int, source: Source) -> str:
             hint="record fewer or smaller sizes (req_graph_sizes, token_graph_sizes), or use graphs=off",
         )
     line = f"recordings take {size(real)}; estimated {size(estimate)} ({source}), set aside {size(reserve)}"
-    if abs(real - estimate) > max(WARNED_SHARE * estimate, PAGES_BYTES):
+    if source == "default":
+        warned = real > reserve
+    else:
+        warned = abs(real - estimate) > max(WARNED_SHARE * estimate, PAGES_BYTES)
+    if warned:
         logger.warning("%s", line)
     return line
 
