@@ -18,6 +18,10 @@ from tokamak.core.plan import Mode, StepShape
 
 logger = logging.getLogger(__name__)
 
+FLOAT32_TOLERANCE = 2.0**-14
+"""Relative to the largest number of the row, in float32 on a CPU where the forward ran at another size: kernels of
+ours give each row the same sums at every size, PyTorch's matrix products and its attention need not."""
+
 TOLERANCE = 2.0**-5
 """Relative to the largest number of the row, where sums have no fixed order; at the same padding."""
 
@@ -36,9 +40,9 @@ def worst_difference(found: Tensor, expected: Tensor) -> float:
 
 
 def allowed_difference(hidden: Tensor, *, same_size: bool) -> float:
-    """None in float32 on a CPU, where every sum has its order; the rounding of the format elsewhere."""
+    """None in float32 on a CPU at the same size, where every sum has its order; rounding elsewhere."""
     if hidden.dtype == torch.float32 and hidden.device.type == "cpu":
-        return 0.0
+        return 0.0 if same_size else FLOAT32_TOLERANCE
     return TOLERANCE if same_size else OTHER_SIZE_TOLERANCE
 
 

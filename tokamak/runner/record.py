@@ -86,6 +86,7 @@ class Recorder:
         self.request_buckets = requests
         self.token_buckets = PaddedBuckets(tokens.ladder) if config.eager_pad else tokens
 
+    @torch.inference_mode()
     def open_outlets(self) -> None:
         """Make the buffers results leave through, as wide as an eager forward's; before any recording."""
         for graph, rows in (

@@ -114,19 +114,21 @@ class Verifier:
         return np.minimum(counts * room.block_tokens, room.max_model_len).astype(np.int32)
 
     def _fill_caches(self) -> Int32s:
-        """Run every request's first tokens eagerly; returns how many each has. int32 [requests]."""
+        """Run every request's first tokens eagerly, in chunks; returns how many each has. int32 [requests]."""
         widest = self._capacity - self._room.q_width
         short = np.minimum(widest, CONTEXT_BLOCKS * self._room.block_tokens)
         before = self._random.integers(0, short + 1).astype(np.int32)
         for slot, tokens in enumerate(self._capacity, start=1):
             self._draw_tokens(slot, 0, int(tokens))
         grants = self._grants
+        # No step is longer than the largest bucket: every other limit allows that many.
+        longest = max(*self._tokens.buckets, *self._requests.buckets, 1)
         for slot in np.flatnonzero(before) + 1:
-            plan = self._plan(
-                [(int(slot), 0, int(before[slot - 1]))], prefill_rows=1, grants=grants
-            )
-            self._run_eagerly(plan)
-            grants = Grants.none()
+            tokens = int(before[slot - 1])
+            for start in range(0, tokens, longest):
+                row = (int(slot), start, min(longest, tokens - start))
+                self._run_eagerly(self._plan([row], prefill_rows=1, grants=grants))
+                grants = Grants.none()
         if len(grants.slots):
             self._inputs.tables.apply(grants)
         return before

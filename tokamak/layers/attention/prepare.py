@@ -42,11 +42,13 @@ class AttnBuilder:
         if rejected is not None:
             lengths = lengths - rejected
         if not prefill_requests:
+            # Beside a peer that prefills, rows are not padded as requests: the bucket's end belongs to nobody.
+            beside = shape.q_width == 0
             decode = self.prepare_decode(
                 first_request=0,
                 first_token=0,
-                running_requests=shape.running_requests,
-                running_tokens=shape.running_tokens,
+                running_requests=plan.scheduled_requests if beside else shape.running_requests,
+                running_tokens=plan.scheduled_tokens if beside else shape.running_tokens,
                 longest_tokens=self._max_model_len
                 if shape.mode is Mode.REQUEST_GRAPH
                 else int(lengths.max()),
