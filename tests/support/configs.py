@@ -22,6 +22,17 @@ CPU = DeviceFacts(
 )
 """A CPU with compiled kernels."""
 
+GPU = DeviceFacts(
+    vendor="nvidia",
+    arch="sm90",
+    name="a GPU",
+    cores=16,
+    memory_bytes=140 * GIB,
+    features=frozenset(),
+    libraries=frozenset({"triton"}),
+)
+"""A GPU with kernels of ours."""
+
 SMALL_MODEL = ModelFacts(
     architecture="LlamaForCausalLM",
     vocab_tokens=49152,

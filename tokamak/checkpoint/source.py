@@ -99,7 +99,21 @@ class Checkpoint:
             weight_bytes=weight_bytes,
             parameters=parameters,
             cache_token_numbers=2 * layers * kv_heads * head_dim,
+            step_token_numbers=self._step_token_numbers(heads, kv_heads, head_dim),
         )
+
+    def _step_token_numbers(self, heads: int, kv_heads: int, head_dim: int) -> int:
+        """Of one token: four rows of the layer's width, and its queries, keys and values or its widest MLP.
+
+        Routed experts hold a row of every chosen expert: what comes in, both inner products, what goes out.
+        """
+        width = self._size("hidden_size")
+        attention = (3 * heads + 2 * kv_heads) * head_dim
+        mlp = 3 * self._size("intermediate_size")
+        chosen = self.config.get("num_experts_per_tok")
+        if isinstance(chosen, int) and self.config.get("moe_intermediate_size"):
+            mlp = max(mlp, chosen * (3 * self._size("moe_intermediate_size") + 2 * width))
+        return 4 * width + max(attention, mlp)
 
     def _expected_parameters(self, kv_heads: int, head_dim: int) -> int:
         """Numbers of a dense decoder with the config's sizes, norms and biases left out."""

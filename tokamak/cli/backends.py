@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from tokamak.config.options import EngineOptions
-from tokamak.device.facts import cpu_facts
+from tokamak.config.settle_device import settle_device
+from tokamak.device.facts import cpu_facts, probe_nvidia
 from tokamak.ops.load import load_backends
 from tokamak.ops.registry import OPS, REFERENCE, Choice
 
@@ -16,7 +17,8 @@ def op_choices(options: EngineOptions) -> list[Choice]:
     """
     load_backends()
     prefer = dict(pair.split("=", 1) for pair in options.kernels)
-    return [OPS[name].bind(cpu_facts(), prefer.get(name))[1] for name in sorted(OPS)]
+    facts = settle_device(options.device, cpu_facts(), probe_nvidia()).facts
+    return [OPS[name].bind(facts, prefer.get(name))[1] for name in sorted(OPS)]
 
 
 def op_backends() -> dict[str, tuple[str, ...]]:

@@ -24,8 +24,9 @@ from tokamak.cli.flags import Parser, add_options, asked_options, read_options
 from tokamak.cli.tables import show_rows, show_values
 from tokamak.config.options import EngineOptions
 from tokamak.config.reasons import AUTO, size
+from tokamak.config.settle_device import settle_device
 from tokamak.config.settle_graphs import sizes_text
-from tokamak.device.facts import DeviceFacts, cpu_facts
+from tokamak.device.facts import DeviceFacts, cpu_facts, probe_nvidia
 from tokamak.engine.configure import configure
 from tokamak.engine.core_face import CoreFace
 from tokamak.engine.messages import EngineReport
@@ -63,7 +64,8 @@ def run(arguments: list[str]) -> int:
     parsed = parser.parse(arguments)
     options = read_options(parsed, EngineOptions)
     set_up_logging("warning")
-    report = machine_report(cpu_facts())
+    device = settle_device(options.device, cpu_facts(), probe_nvidia())
+    report = machine_report(device.facts, device.why)
     report |= backend_report(options) if parsed.no_model else model_report(options)
     if parsed.json:
         print(json.dumps(report, indent=2))
@@ -72,11 +74,12 @@ def run(arguments: list[str]) -> int:
     return 0
 
 
-def machine_report(facts: DeviceFacts) -> dict[str, Any]:
-    """The device and the versions, without torch."""
+def machine_report(facts: DeviceFacts, why: str) -> dict[str, Any]:
+    """The device a model would run on, why there, and the versions, without torch."""
     return {
         "device": {
             "vendor": facts.vendor,
+            "why": why,
             "arch": facts.arch,
             "name": facts.name,
             "cores": facts.cores,

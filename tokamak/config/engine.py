@@ -25,6 +25,8 @@ class ModelFacts:
     parameters: int
     cache_token_numbers: int = 0
     """Numbers a token adds to the caches of all layers; 0 where the checkpoint does not tell."""
+    step_token_numbers: int = 0
+    """Numbers a token's row takes at once in the widest part of a layer; 0 where the checkpoint does not tell."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -150,10 +150,14 @@ class EngineOptions(BaseSettings):
         _option(
             "auto",
             "model",
-            "Arithmetic: float32 (fp32, exact), bfloat16 (bf16), or the CPU's best.",
+            "Arithmetic: float32 (fp32, exact), bfloat16 (bf16), or the device's best.",
         )
     )
-    device: Literal["auto", "cpu"] = _option("auto", "model", "Where the model runs.")
+    device: Literal["auto", "cpu", "cuda"] = _option(
+        "auto",
+        "model",
+        "Where the model runs; auto is a GPU if there is one and triton, else the CPU.",
+    )
     max_model_len: Auto | Count = _option(
         "auto", "model", "Most tokens of prompt and output together; auto is the most that fits."
     )
@@ -170,8 +174,10 @@ class EngineOptions(BaseSettings):
     num_blocks_override: Count | None = _option(
         None, "cache", "Exactly this many cache blocks, whatever memory they take."
     )
-    memory_fraction: Annotated[float, Field(gt=0.0, le=1.0)] = _option(
-        0.5, "cache", "Share of this machine's memory for weights and cache together, in (0, 1]."
+    memory_fraction: Annotated[float, Field(gt=0.0, le=1.0)] | Auto = _option(
+        "auto",
+        "cache",
+        "Share of the device's memory for all an engine holds, in (0, 1]; auto is 0.9 of a GPU, 0.5 of a CPU's.",
     )
     enable_prefix_caching: bool = _option(
         True, "cache", "Reuse cached blocks between requests whose prompts begin alike."

@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tokamak.config.engine import (
-    DType,
     EngineConfig,
     KernelConfig,
     ModelConfig,
@@ -24,39 +23,43 @@ from tokamak.config.engine import (
 from tokamak.config.options import EngineOptions, ServeOptions
 from tokamak.config.reasons import AUTO, Reasons, size
 from tokamak.config.settle_cache import cache_block_bytes, settle_cache
+from tokamak.config.settle_device import defaults_of, device_name, settle_dtype
 from tokamak.config.settle_graphs import settle_graphs
 from tokamak.device.facts import DeviceFacts
 from tokamak.errors import OptionError
 
-CPU_MAX_NUM_SEQS = 32
-CPU_STEP_TOKENS = 512
 QUEUED_STEPS = 1024
 """How many full steps of prompt tokens may wait by default."""
 
-BF16_FEATURES = frozenset({"avx512_bf16", "amx_bf16", "bf16"})
-
 
 def settle_engine(
-    options: EngineOptions, facts: DeviceFacts, model: ModelFacts, path: Path
+    options: EngineOptions,
+    facts: DeviceFacts,
+    model: ModelFacts,
+    path: Path,
+    *,
+    device_why: str = "the device given",
 ) -> EngineConfig:
     """Decide everything an engine is built from.
 
     Args:
         options: what was asked.
-        facts: the device the model will run on.
+        facts: the device the model will run on, as `settle_device` chose it.
         model: what the checkpoint at `path` says of itself.
         path: a folder with config.json, or a .gguf file.
+        device_why: why it runs there.
 
     Raises:
         OptionError: a setting, or two together, cannot be met; the message names them and what works.
     """
     reasons = Reasons()
-    device = reasons.pick("device", options.device, "cpu", "the device this build runs on")
-    dtype, why = settle_dtype(options, facts, model)
+    device = reasons.note("device", device_name(facts), device_why)
+    assert options.device in (AUTO, device), f"{options.device} was asked for, {device} is given"
+    dtype, why = settle_dtype(options.dtype, facts, model)
     reasons.note("dtype", dtype, why)
-    scheduler = _settle_scheduler(options, model, reasons)
+    scheduler = _settle_scheduler(options, facts, model, reasons)
     cache, max_model_len = settle_cache(
-        options, facts, model, dtype, max_num_seqs=scheduler.max_num_seqs, reasons=reasons
+        options, facts, model, dtype, scheduler=scheduler, reasons=reasons
     )
     config = EngineConfig(
         model=ModelConfig(
@@ -85,33 +88,20 @@ def settle_engine(
     return config
 
 
-def settle_dtype(
-    options: EngineOptions, facts: DeviceFacts, model: ModelFacts
-) -> tuple[DType, str]:
-    """The arithmetic of the model, and why."""
-    if options.dtype != AUTO:
-        return options.dtype, "asked for"
-    units = sorted(BF16_FEATURES & facts.features)
-    if units:
-        return "bfloat16", f"this CPU multiplies bfloat16 ({', '.join(units)})"
-    return (
-        "float32",
-        f"this CPU has no bfloat16 arithmetic; weights are stored as {model.stored_dtype}",
-    )
-
-
 def _settle_scheduler(
-    options: EngineOptions, model: ModelFacts, reasons: Reasons
+    options: EngineOptions, facts: DeviceFacts, model: ModelFacts, reasons: Reasons
 ) -> SchedulerConfig:
-    asked_tokens = options.max_num_batched_tokens
-    seqs = CPU_MAX_NUM_SEQS if asked_tokens == AUTO else min(CPU_MAX_NUM_SEQS, asked_tokens)
+    defaults, asked_tokens = defaults_of(facts), options.max_num_batched_tokens
+    seqs = defaults.max_num_seqs
+    if asked_tokens != AUTO:
+        seqs = min(seqs, asked_tokens)
     max_num_seqs = reasons.pick(
-        "max_num_seqs", options.max_num_seqs, seqs, "a CPU gains little from wider decode steps"
+        "max_num_seqs", options.max_num_seqs, seqs, defaults.max_num_seqs_why
     )
     step_tokens = reasons.pick(
         "max_num_batched_tokens",
         asked_tokens,
-        max(CPU_STEP_TOKENS, max_num_seqs),
+        max(defaults.step_tokens, max_num_seqs),
         "large enough for full-speed prefill, small enough that running requests keep their pace",
     )
     longest = model.max_position_tokens if options.max_model_len == AUTO else options.max_model_len

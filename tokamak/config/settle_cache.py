@@ -9,18 +9,14 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from tokamak.config.engine import CacheConfig, DType, ModelFacts
+from tokamak.config.engine import CacheConfig, DType, ModelFacts, SchedulerConfig
 from tokamak.config.options import EngineOptions
 from tokamak.config.reasons import AUTO, Reasons, size
+from tokamak.config.settle_device import defaults_of, step_bytes
 from tokamak.device.facts import DeviceFacts
 from tokamak.errors import OptionError
 
 DTYPE_BYTES: dict[DType, int] = {"float32": 4, "bfloat16": 2}
-
-CPU_BLOCK_TOKENS = 16
-
-CPU_ARENA_BYTES = 4 * 1024**3
-"""The most that is taken without being asked, unless one request needs more."""
 
 NULL_BLOCKS = 1
 """Blocks no request can hold: padding rows point at them."""
@@ -32,11 +28,16 @@ class _Demand:
 
     longest_tokens: int
     weight_bytes: int
+    step_bytes: int
+    """What a step computes with; 0 where memory_fraction does not cover it."""
     block_bytes: int
     request_bytes: int
     """The cache of one longest request."""
     all_bytes: int
     """The cache of as many longest requests as run at once."""
+    room_bytes: int
+    """What memory_fraction leaves for the cache and recordings."""
+    fraction: float
 
 
 def cache_block_bytes(model: ModelFacts, dtype: DType, block_tokens: int) -> int:
@@ -55,7 +56,7 @@ def settle_cache(
     model: ModelFacts,
     dtype: DType,
     *,
-    max_num_seqs: int,
+    scheduler: SchedulerConfig,
     reasons: Reasons,
 ) -> tuple[CacheConfig, int]:
     """The cache and max_model_len.
@@ -63,21 +64,36 @@ def settle_cache(
     Raises:
         OptionError: the size is set twice, or memory_fraction leaves no room.
     """
+    defaults = defaults_of(facts)
     block_tokens = reasons.pick(
-        "block_size", options.block_size, CPU_BLOCK_TOKENS, "short prefixes can be shared"
+        "block_size", options.block_size, defaults.block_tokens, "short prefixes can be shared"
+    )
+    fraction = reasons.pick(
+        "memory_fraction", options.memory_fraction, defaults.memory_fraction, defaults.memory_why
     )
     block_bytes = cache_block_bytes(model, dtype, block_tokens)
     longest = model.max_position_tokens if options.max_model_len == AUTO else options.max_model_len
     request_blocks = math.ceil(longest / block_tokens)
+    weight_bytes = held_weight_bytes(model, dtype)
+    of_steps = 0
+    if defaults.holds_steps:
+        of_steps = step_bytes(
+            model,
+            number_bytes=DTYPE_BYTES[dtype],
+            step_tokens=scheduler.max_num_batched_tokens,
+            max_num_seqs=scheduler.max_num_seqs,
+        )
     demand = _Demand(
         longest_tokens=longest,
-        weight_bytes=held_weight_bytes(model, dtype),
+        weight_bytes=weight_bytes,
+        step_bytes=of_steps,
         block_bytes=block_bytes,
         request_bytes=(request_blocks + NULL_BLOCKS) * block_bytes,
-        all_bytes=(max_num_seqs * request_blocks + NULL_BLOCKS) * block_bytes,
+        all_bytes=(scheduler.max_num_seqs * request_blocks + NULL_BLOCKS) * block_bytes,
+        room_bytes=int(facts.memory_bytes * fraction) - weight_bytes - of_steps,
+        fraction=fraction,
     )
     asked = options.num_blocks_override is not None or options.kv_cache_memory_bytes != AUTO
-    room_bytes = None if asked else _room_bytes(options, facts, demand)
     arena_bytes = _arena_bytes(options, facts, demand, reasons)
     blocks = options.num_blocks_override
     if blocks is None and block_bytes:
@@ -97,15 +113,10 @@ def settle_cache(
         block_tokens=block_tokens,
         arena_bytes=arena_bytes,
         blocks=options.num_blocks_override,
-        room_bytes=room_bytes,
+        room_bytes=None if asked else demand.room_bytes,
         prefix_caching=options.enable_prefix_caching,
     )
     return cache, max_model_len
-
-
-def _room_bytes(options: EngineOptions, facts: DeviceFacts, demand: _Demand) -> int:
-    """What memory_fraction leaves beside the weights."""
-    return int(facts.memory_bytes * options.memory_fraction) - demand.weight_bytes
 
 
 def _arena_bytes(
@@ -123,33 +134,35 @@ def _arena_bytes(
         return options.num_blocks_override * demand.block_bytes
     if options.kv_cache_memory_bytes != AUTO:
         return reasons.note("kv_cache_memory_bytes", options.kv_cache_memory_bytes, "asked for")
-    room = _room_bytes(options, facts, demand)
+    room = demand.room_bytes
     least = (
         (1 + NULL_BLOCKS) * demand.block_bytes
         if options.max_model_len == AUTO
         else demand.request_bytes
     )
     if room < max(least, 1):
-        raise _too_small(options, facts, demand, least)
-    arena_bytes = min(room, demand.all_bytes or room, max(CPU_ARENA_BYTES, least))
+        raise _too_small(facts, demand, least)
+    cap = defaults_of(facts).arena_bytes
+    arena_bytes = min(room, demand.all_bytes or room, room if cap is None else max(cap, least))
     if arena_bytes == demand.all_bytes:
         why = "enough for max_num_seqs requests of max_model_len"
     elif arena_bytes == room:
-        why = f"memory_fraction of the machine's {size(facts.memory_bytes)}, less the weights"
+        taken = "the weights and a step" if demand.step_bytes else "the weights"
+        why = f"memory_fraction of the device's {size(facts.memory_bytes)}, less {taken}"
     else:
         why = "the most that is taken without being asked"
     reasons.note("kv_cache_memory_bytes", size(arena_bytes), why)
     return arena_bytes
 
 
-def _too_small(
-    options: EngineOptions, facts: DeviceFacts, demand: _Demand, least: int
-) -> OptionError:
-    share = size(int(facts.memory_bytes * options.memory_fraction))
-    works = math.ceil((demand.weight_bytes + max(least, 1)) / facts.memory_bytes * 100) / 100
+def _too_small(facts: DeviceFacts, demand: _Demand, least: int) -> OptionError:
+    share = size(int(facts.memory_bytes * demand.fraction))
+    needed = demand.weight_bytes + demand.step_bytes + max(least, 1)
+    works = math.ceil(needed / facts.memory_bytes * 100) / 100
+    of_steps = f", a step takes {size(demand.step_bytes)}" if demand.step_bytes else ""
     return OptionError(
-        f"memory_fraction is {options.memory_fraction}, which is {share} of this machine's memory; "
-        f"the weights take {size(demand.weight_bytes)} and the cache of one request of max_model_len "
+        f"memory_fraction is {demand.fraction}, which is {share} of this device's memory; "
+        f"the weights take {size(demand.weight_bytes)}{of_steps} and the cache of one request of max_model_len "
         f"{demand.longest_tokens} takes {size(demand.request_bytes)}",
         hint=f"use memory_fraction={works} or more"
         if works <= 1.0

@@ -1,18 +1,26 @@
 """What this machine is: vendor, architecture, memory, cores and the optional libraries that import.
 
-Facts hold for the whole run. They are gathered without importing torch, so the front end may ask too.
+Facts hold for the whole run. They are gathered without importing torch, so the front end may ask too. A GPU is
+asked through NVML (the package nvidia-ml-py), which needs no CUDA context.
 """
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
 import os
 import platform
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
+from typing import Any
 
 import psutil
+
+from tokamak.errors import OptionError
+
+VISIBLE_GPUS = "CUDA_VISIBLE_DEVICES"
+"""The variable that tells CUDA which GPUs a process may use; NVML does not look at it."""
 
 OPTIONAL_LIBRARIES = ("llvmlite", "triton", "flashinfer", "xgrammar", "transformers")
 
@@ -40,6 +48,7 @@ class DeviceFacts:
     """Such as `x86_64`, `sm90` or `gfx950`."""
     name: str
     cores: int
+    """CPU cores this process may use, beside a GPU too."""
     memory_bytes: int
     """All memory of the device."""
     features: frozenset[str]
@@ -50,6 +59,41 @@ class DeviceFacts:
     def has(self, library: str) -> bool:
         """Whether an optional library is installed."""
         return library in self.libraries
+
+
+@dataclass(frozen=True, slots=True)
+class GpuProbe:
+    """The GPU this process would use, or why there is none."""
+
+    facts: DeviceFacts | None
+    why_not: str = ""
+
+    def needed(self) -> DeviceFacts:
+        """The GPU's facts.
+
+        Raises:
+            OptionError: there is none.
+        """
+        if self.facts is None:
+            raise OptionError(
+                f"device is cuda, but no NVIDIA GPU can be used: {self.why_not}",
+                hint="use device=cpu, or leave it out",
+            )
+        return self.facts
+
+
+def device_facts(device: str) -> DeviceFacts:
+    """Facts of the device a config names, `cpu` or `cuda`.
+
+    Raises:
+        OptionError: the device is cuda and no GPU answers.
+    """
+    return cpu_facts() if device == "cpu" else probe_nvidia().needed()
+
+
+def nvidia_facts() -> DeviceFacts | None:
+    """Facts of the GPU this process would use, or None where none answers."""
+    return probe_nvidia().facts
 
 
 @lru_cache(maxsize=1)
@@ -63,9 +107,55 @@ def cpu_facts() -> DeviceFacts:
         cores=available_cores(),
         memory_bytes=memory_limit_bytes(),
         features=frozenset(CPU_FEATURES) & flags,
-        libraries=frozenset(
-            name for name in OPTIONAL_LIBRARIES if importlib.util.find_spec(name) is not None
-        ),
+        libraries=_libraries(),
+    )
+
+
+@lru_cache(maxsize=1)
+def probe_nvidia() -> GpuProbe:
+    """The first NVIDIA GPU that CUDA_VISIBLE_DEVICES leaves, or why none can be used."""
+    if importlib.util.find_spec("pynvml") is None:
+        return GpuProbe(None, "the package nvidia-ml-py is not installed")
+    nvml: Any = importlib.import_module("pynvml")
+    try:
+        nvml.nvmlInit()
+        try:
+            return _ask_nvml(nvml)
+        finally:
+            nvml.nvmlShutdown()
+    except nvml.NVMLError as error:
+        return GpuProbe(None, f"NVML says: {error}")
+
+
+def _ask_nvml(nvml: Any) -> GpuProbe:
+    """Facts from an initialised NVML; raises NVMLError."""
+    visible = os.environ.get(VISIBLE_GPUS)
+    first = "0" if visible is None else visible.split(",")[0].strip()
+    count = nvml.nvmlDeviceGetCount()
+    if not count:
+        return GpuProbe(None, "NVML finds no GPU")
+    if first.startswith("GPU-"):
+        gpu = nvml.nvmlDeviceGetHandleByUUID(first)
+    elif first.isdigit() and int(first) < count:
+        gpu = nvml.nvmlDeviceGetHandleByIndex(int(first))
+    else:
+        return GpuProbe(None, f"{VISIBLE_GPUS} is {visible!r}, which hides all {count} GPUs")
+    major, minor = nvml.nvmlDeviceGetCudaComputeCapability(gpu)
+    facts = DeviceFacts(
+        vendor="nvidia",
+        arch=f"sm{major}{minor}",
+        name=nvml.nvmlDeviceGetName(gpu),
+        cores=available_cores(),
+        memory_bytes=nvml.nvmlDeviceGetMemoryInfo(gpu).total,
+        features=frozenset(),
+        libraries=_libraries(),
+    )
+    return GpuProbe(facts)
+
+
+def _libraries() -> frozenset[str]:
+    return frozenset(
+        name for name in OPTIONAL_LIBRARIES if importlib.util.find_spec(name) is not None
     )
 
 

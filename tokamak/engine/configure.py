@@ -15,8 +15,9 @@ from tokamak.checkpoint.tokenizer import load_chat_template, load_tokenizer
 from tokamak.config.engine import EngineConfig, ModelConfig
 from tokamak.config.options import EngineOptions
 from tokamak.config.settle import settle_engine
+from tokamak.config.settle_device import settle_device
 from tokamak.core.generation import EngineInfo
-from tokamak.device.facts import cpu_facts
+from tokamak.device.facts import cpu_facts, probe_nvidia
 from tokamak.engine.messages import Ready
 from tokamak.text.chat_template import ChatTemplate
 from tokamak.text.tokenizer import Tokenizer
@@ -33,8 +34,11 @@ def configure(options: EngineOptions, *, progress: bool = False) -> EngineConfig
         ModelError: there is no such model, or it is incomplete or of a kind we do not implement.
         OptionError: a setting cannot be met.
     """
+    device = settle_device(options.device, cpu_facts(), probe_nvidia())
     path = resolve_model(options.model, progress=progress, revision=options.revision)
-    return settle_engine(options, cpu_facts(), open_checkpoint(path).facts(), path)
+    return settle_engine(
+        options, device.facts, open_checkpoint(path).facts(), path, device_why=device.why
+    )
 
 
 def load_text(config: ModelConfig) -> tuple[Tokenizer, ChatTemplate | None]:

@@ -166,7 +166,7 @@ def test_a_missing_file_is_one_line(tmp_path: Path) -> None:
         ({"max_num_seqs": 0}, "max_num_seqs is 0; it must be 'auto' or at least 1"),
         ({"memory_fraction": 2}, "memory_fraction is 2; it must be at most 1.0"),
         ({"dtype": "fp16"}, "dtype is 'fp16'; it must be 'auto', 'float32' or 'bfloat16'"),
-        ({"device": "cuda"}, "device is 'cuda'; it must be 'auto' or 'cpu'"),
+        ({"device": "tpu"}, "device is 'tpu'; it must be 'auto', 'cpu' or 'cuda'"),
         ({"kernels": "rms_norm"}, "kernels is 'rms_norm'; it must be pairs of op=backend"),
         (
             {"enable_prefix_caching": "maybe"},

@@ -58,7 +58,9 @@ def test_ladders_are_those_of_the_graph_options(
 
 
 def test_a_gpu_records_the_default_ladders() -> None:
-    requests, tokens = ladders(a_config(facts=dataclasses.replace(CPU, vendor="nvidia")))
+    limits = {"max_num_seqs": 32, "max_num_batched_tokens": 512}
+
+    requests, tokens = ladders(a_config(facts=dataclasses.replace(CPU, vendor="nvidia"), **limits))
 
     assert requests.buckets == (1, 2, 4, 8, 16, 24, 32)
     assert tokens.buckets[0] == 64
