@@ -234,9 +234,7 @@ class SparseAttention:
     def pick(self, q: Tensor, picked: Tensor, context: StepContext) -> None:
         """The body of the indexer: a block is as good as its best visible key."""
         rows, tokens = context.inputs.rows[GROUP], q.shape[0]
-        request = self.request_of_row(rows, context.inputs, tokens)
-        starts = rows.indptrs()
-        in_use = (starts[1:] - starts[:-1]).index_select(0, request)
+        request, in_use = self._request_of_row(rows, context.inputs, tokens)
         scores, seen = self._scores(q, request, context)
         best = (
             scores.masked_fill(~seen, float("-inf")).unflatten(1, (-1, rows.block_tokens)).amax(2)
@@ -252,8 +250,10 @@ class SparseAttention:
     def attend(self, q: Tensor, picked: Tensor, out: Tensor, context: StepContext) -> None:
         """The body of attention."""
         rows, tokens = context.inputs.rows[GROUP], q.shape[0]
-        request = self.request_of_row(rows, context.inputs, tokens)
+        request, in_use = self._request_of_row(rows, context.inputs, tokens)
         scores, seen = self._scores(q, request, context)
+        # Sharper where a request is long, so that a wrong count shows in every row.
+        scores = scores * (1.0 + 0.25 * in_use[:, None])
         at = torch.arange(scores.shape[1], device=q.device)
         near = at > context.inputs.positions[:, None] - WINDOW_TOKENS
         seen = seen & (near | picked.repeat_interleave(rows.block_tokens, dim=1))
@@ -263,9 +263,13 @@ class SparseAttention:
         out.copy_(mixed[:, None].expand_as(out))
         hand_back(context, out)
 
-    def request_of_row(self, rows: Rows, inputs: StepInputs, tokens: int) -> Tensor:
-        """The request of every token row, 0 behind the last; from tiles, without a host read. int64 [tokens]."""
-        tiles = rows.unit_tiles(TILE_ROWS)
+    def tables(self, rows: Rows) -> tuple[Tensor, Tensor]:
+        """Running sums of blocks in use and tiles of query rows, as derived for this forward."""
+        return rows.indptrs(), rows.unit_tiles(TILE_ROWS)
+
+    def _request_of_row(self, rows: Rows, inputs: StepInputs, tokens: int) -> tuple[Tensor, Tensor]:
+        """The request of every token row, 0 behind the last, and the blocks it uses. int64 and int32 [tokens]."""
+        starts, tiles = self.tables(rows)
         request = tiles[:, 0].clamp(min=0)
         row = tiles[:, 1:] + torch.arange(TILE_ROWS, dtype=torch.int32, device=tiles.device)
         last = inputs.query_starts.index_select(0, request + 1)
@@ -273,7 +277,8 @@ class SparseAttention:
         places = torch.where(real, row, tokens).flatten().long()
         found = torch.zeros(tokens + 1, dtype=torch.int64, device=tiles.device)
         found.scatter_(0, places, request.long()[:, None].expand_as(row).flatten())
-        return found[:tokens]
+        found = found[:tokens]
+        return found, (starts[1:] - starts[:-1]).index_select(0, found)
 
     def _scores(self, q: Tensor, request: Tensor, context: StepContext) -> tuple[Tensor, Tensor]:
         """Of every row with every cached position of its request, and which of them it may see; [tokens, positions]."""
