@@ -21,6 +21,7 @@ from tokamak.core.context import StepContext, installed
 from tokamak.core.inputs import StepInputs
 from tokamak.errors import (
     BucketNotRecorded,
+    FatalError,
     HandoffShape,
     LateBuffer,
     NestedRecording,
@@ -173,7 +174,7 @@ class RegionGraph(Generic[K]):
 
         Raises:
             BucketNotRecorded: nobody recorded the key.
-            PoisonedGraph: a replay failed before.
+            PoisonedGraph: the replay failed, or one before it did.
         """
         self._refuse_if_poisoned()
         recorded = self._recordings.get(key)
@@ -197,7 +198,9 @@ class RegionGraph(Generic[K]):
             except BaseException as error:
                 self._failure = error
                 self._streams.forget()
-                raise
+                if isinstance(error, FatalError) or not isinstance(error, Exception):
+                    raise
+                raise self._poisoned(error) from error
         return recorded.outlet
 
     def forget(self, key: K) -> None:
@@ -261,10 +264,13 @@ class RegionGraph(Generic[K]):
 
     def _refuse_if_poisoned(self) -> None:
         if self._failure is not None:
-            raise PoisonedGraph(
-                f"{self.kind} graph {self.name!r} failed in an earlier run: {self._failure}",
-                hint="its buffers cannot be trusted; end this process",
-            ) from self._failure
+            raise self._poisoned(self._failure) from self._failure
+
+    def _poisoned(self, failure: BaseException) -> PoisonedGraph:
+        return PoisonedGraph(
+            f"{self.kind} graph {self.name!r} failed in a replay: {type(failure).__name__}: {failure}",
+            hint="its buffers cannot be trusted; end this process",
+        )
 
     @contextmanager
     def _alone(self, key: K) -> Iterator[None]:

@@ -42,6 +42,19 @@ class Preparation:
         self._pads = pads
         self._spans = spans
 
+    def untimed(self) -> Preparation:
+        """The same parts for contexts of recordings and their checks: their time is no step's."""
+        return Preparation(
+            self._model,
+            inputs=self._inputs,
+            attention=self._attention,
+            previous=self._previous,
+            table=self._table,
+            streams=self._streams,
+            pads=self._pads,
+            spans=Spans(),
+        )
+
     def prepare(self, plan: StepPlan, shape: StepShape) -> StepContext:
         """The fixed order (PREP-1)."""
         span = self._spans.span

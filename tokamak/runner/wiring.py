@@ -133,7 +133,7 @@ def wire(
         requests=requests,
         tokens=tokens,
         off=off,
-        preparation=preparation,
+        preparation=preparation.untimed(),
         forward=forward,
         exchange=exchange,
         q_width=Q_WIDTH,
@@ -168,7 +168,7 @@ def wire(
     verifier = Verifier(
         room,
         inputs=inputs,
-        preparation=preparation,
+        preparation=preparation.untimed(),
         forward=forward,
         requests=request_ladder,
         tokens=token_ladder,

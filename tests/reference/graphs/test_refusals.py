@@ -162,11 +162,11 @@ def test_a_graph_that_failed_in_a_replay_is_never_used_again(failure):
     record_tokens(rig, 8, failing(rig))
     ctx = rig.arena.prefill(prompts(8), running_tokens=8)
     failure["fails"] = True
-    with pytest.raises(RuntimeError, match="the region failed"):
+    with pytest.raises(PoisonedGraph, match="failed in a replay: RuntimeError: the region failed"):
         rig.tokens.replay(8, ctx)
     failure["fails"] = False
 
-    with pytest.raises(PoisonedGraph, match="failed in an earlier run: the region failed"):
+    with pytest.raises(PoisonedGraph, match="failed in a replay: RuntimeError: the region failed"):
         rig.tokens.replay(8, ctx)
     with pytest.raises(PoisonedGraph):
         rig.tokens.record(8, failing(rig), ctx)
