@@ -1,6 +1,6 @@
-"""Small models whose steps are recorded: three real families, one with routed experts and a sparse one.
+"""Small models whose steps are recorded: four real families, one with a shared expert and a sparse one.
 
-The last two have what no family here has yet: sums over chosen experts inside a recorded segment, and attention over
+The last two have what no family here has yet: an expert that all rows share beside those they choose, and attention over
 blocks that a second kind of region picks with the help of derived tables. A forward reads no number to the host.
 """
 
@@ -17,6 +17,7 @@ from tests.support.tiny import (
     llama_config,
     mistral_config,
     qwen3_config,
+    qwen3_moe_config,
     tiny_weights,
 )
 from tokamak.cache.sub_cache import SubCache
@@ -345,6 +346,7 @@ FAMILIES: dict[str, Callable[[Build], Model]] = {
     "llama": a_real_family(llama_config()),
     "mistral": a_real_family(mistral_config()),
     "qwen3": a_real_family(qwen3_config(head_dim=32)),
+    "qwen3-moe": a_real_family(qwen3_moe_config(head_dim=32)),
     "moe": TinyMoE,
     "sparse": TinySparse,
 }

@@ -27,7 +27,7 @@ class OracleOutput:
 
 
 class Oracle:
-    """Llama, Mistral and Qwen3 dense, from a folder with config.json or a .gguf file."""
+    """Llama, Mistral and Qwen3, dense and with experts, from a folder with config.json or a .gguf file."""
 
     def __init__(self, path: Path) -> None:
         self.config, self.weights = read_weights(path)
@@ -67,12 +67,27 @@ class Oracle:
             at = f"model.layers.{layer}"
             x = x + self._attention(self._norm(x, f"{at}.input_layernorm"), layer)
             y = self._norm(x, f"{at}.post_attention_layernorm")
-            gate, up = self._linear(y, f"{at}.mlp.gate_proj"), self._linear(y, f"{at}.mlp.up_proj")
-            x = x + self._linear(silu(gate) * up, f"{at}.mlp.down_proj")
+            routed = f"{at}.mlp.gate.weight" in self.weights
+            x = x + (self._routed(y, f"{at}.mlp") if routed else self._mlp(y, f"{at}.mlp"))
         tied = "lm_head.weight" not in self.weights
         return self._linear(
             self._norm(x, "model.norm"), "model.embed_tokens" if tied else "lm_head"
         )
+
+    def _mlp(self, y: Tensor, at: str) -> Tensor:
+        gate, up = self._linear(y, f"{at}.gate_proj"), self._linear(y, f"{at}.up_proj")
+        return self._linear(silu(gate) * up, f"{at}.down_proj")
+
+    def _routed(self, y: Tensor, at: str) -> Tensor:
+        """Token by token: its likeliest experts, each weighed by its probability."""
+        c, rows = self.config, []
+        for token, chances in zip(y, self._linear(y, f"{at}.gate").softmax(-1), strict=True):
+            best = sorted(range(c["num_experts"]), key=lambda e: -float(chances[e]))
+            best = best[: c["num_experts_per_tok"]]
+            total = sum(float(chances[e]) for e in best) if c["norm_topk_prob"] else 1.0
+            parts = [chances[e] / total * self._mlp(token, f"{at}.experts.{e}") for e in best]
+            rows.append(torch.stack(parts).sum(0))
+        return torch.stack(rows)
 
     def _attention(self, x: Tensor, layer: int) -> Tensor:
         at = f"model.layers.{layer}.self_attn"
@@ -99,6 +114,8 @@ class Oracle:
 
     def _window(self, layer: int) -> int:
         c = self.config
+        if c["model_type"] == "qwen3_moe" and not c.get("use_sliding_window"):
+            return 0
         if c["model_type"] == "qwen3" and (
             not c.get("use_sliding_window") or layer < c.get("max_window_layers", 28)
         ):

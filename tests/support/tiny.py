@@ -74,6 +74,30 @@ def qwen3_config(**changes: object) -> dict[str, object]:
     return llama_config(**{**kind, **changes})
 
 
+def qwen3_moe_config(**changes: object) -> dict[str, object]:
+    """A Qwen3 config whose two layers have six experts, of which a token goes to two."""
+    kind = {
+        "architectures": ["Qwen3MoeForCausalLM"],
+        "model_type": "qwen3_moe",
+        "tie_word_embeddings": False,
+        "num_experts": 6,
+        "num_experts_per_tok": 2,
+        "moe_intermediate_size": 40,
+        "norm_topk_prob": True,
+        "decoder_sparse_step": 1,
+        "mlp_only_layers": [],
+    }
+    return qwen3_config(**{**kind, **changes})
+
+
+def has_experts(config: Mapping[str, object], layer: int) -> bool:
+    """Whether a layer of a config is one with experts."""
+    every, dense = config.get("decoder_sparse_step", 1), config.get("mlp_only_layers", [])
+    assert isinstance(every, int)
+    assert isinstance(dense, list)
+    return "num_experts" in config and layer not in dense and (layer + 1) % every == 0
+
+
 def weight_shapes(config: Mapping[str, object]) -> dict[str, tuple[int, ...]]:
     """The checkpoint tensors of a config, by Hugging Face name."""
     sizes = {name: value for name, value in config.items() if isinstance(value, int)}
@@ -93,19 +117,35 @@ def weight_shapes(config: Mapping[str, object]) -> dict[str, tuple[int, ...]]:
             shapes[f"{at}.self_attn.{name}_proj.weight"] = shape
             if config.get("attention_bias"):
                 shapes[f"{at}.self_attn.{name}_proj.bias"] = shape[:1]
-        for name, shape in {
-            "gate": (inner, width),
-            "up": (inner, width),
-            "down": (width, inner),
-        }.items():
-            shapes[f"{at}.mlp.{name}_proj.weight"] = shape
-            if config.get("mlp_bias"):
-                shapes[f"{at}.mlp.{name}_proj.bias"] = shape[:1]
+        if has_experts(config, layer):
+            shapes[f"{at}.mlp.gate.weight"] = (sizes["num_experts"], width)
+            for expert in range(sizes["num_experts"]):
+                shapes |= mlp_shapes(
+                    f"{at}.mlp.experts.{expert}", width, sizes["moe_intermediate_size"]
+                )
+        else:
+            shapes |= mlp_shapes(f"{at}.mlp", width, inner, bias=bool(config.get("mlp_bias")))
         for name in ("input_layernorm", "post_attention_layernorm"):
             shapes[f"{at}.{name}.weight"] = (width,)
-        if config["model_type"] == "qwen3":
+        if config["model_type"] in ("qwen3", "qwen3_moe"):
             for name in ("q_norm", "k_norm"):
                 shapes[f"{at}.self_attn.{name}.weight"] = (head_dim,)
+    return shapes
+
+
+def mlp_shapes(
+    at: str, width: int, inner: int, *, bias: bool = False
+) -> dict[str, tuple[int, ...]]:
+    """The tensors of one gated MLP."""
+    shapes: dict[str, tuple[int, ...]] = {}
+    for name, shape in {
+        "gate": (inner, width),
+        "up": (inner, width),
+        "down": (width, inner),
+    }.items():
+        shapes[f"{at}.{name}_proj.weight"] = shape
+        if bias:
+            shapes[f"{at}.{name}_proj.bias"] = shape[:1]
     return shapes
 
 

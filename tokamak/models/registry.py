@@ -18,6 +18,7 @@ FAMILIES: dict[str, str] = {
     "LlamaForCausalLM": "tokamak.models.llama.llama:Llama",
     "MistralForCausalLM": "tokamak.models.llama.llama:Llama",
     "Qwen3ForCausalLM": "tokamak.models.qwen3.qwen3:Qwen3",
+    "Qwen3MoeForCausalLM": "tokamak.models.qwen3.qwen3_moe:Qwen3Moe",
 }
 """Architecture names, as `architectures` of a config.json has them, to module and class."""
 

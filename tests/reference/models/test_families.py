@@ -7,7 +7,13 @@ import torch
 
 from tests.support.steps import ModelDriver, a_build, a_model
 from tests.support.theirs import their_scores
-from tests.support.tiny import llama_config, mistral_config, qwen3_config, tiny_weights
+from tests.support.tiny import (
+    llama_config,
+    mistral_config,
+    qwen3_config,
+    qwen3_moe_config,
+    tiny_weights,
+)
 
 LLAMA3 = {
     "rope_type": "llama3",
@@ -36,6 +42,13 @@ CONFIGS = {
     "qwen3-biased": qwen3_config(attention_bias=True),
     "qwen3-window-in-one-layer": qwen3_config(
         use_sliding_window=True, sliding_window=6, max_window_layers=1
+    ),
+    "qwen3-moe": qwen3_moe_config(),
+    "qwen3-moe-shares-of-all": qwen3_moe_config(norm_topk_prob=False, num_experts_per_tok=3),
+    "qwen3-moe-dense-first": qwen3_moe_config(mlp_only_layers=[0]),
+    "qwen3-moe-every-second": qwen3_moe_config(decoder_sparse_step=2, attention_bias=True),
+    "qwen3-moe-windows": qwen3_moe_config(
+        use_sliding_window=True, sliding_window=6, tie_word_embeddings=True
     ),
 }
 

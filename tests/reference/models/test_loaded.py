@@ -8,7 +8,13 @@ from gguf.constants import GGMLQuantizationType
 
 from tests.support.oracle import Oracle
 from tests.support.steps import ModelDriver, a_build
-from tests.support.tiny import llama_config, mistral_config, qwen3_config, write_checkpoint
+from tests.support.tiny import (
+    llama_config,
+    mistral_config,
+    qwen3_config,
+    qwen3_moe_config,
+    write_checkpoint,
+)
 from tests.support.tiny_gguf import write_gguf
 from tokamak.checkpoint.load import load_model
 from tokamak.checkpoint.source import open_checkpoint
@@ -25,6 +31,7 @@ WRITERS = {
         path, mistral_config(), dtype=torch.bfloat16
     ),
     "qwen3-folder-shards": lambda path: write_checkpoint(path, qwen3_config(), shards=3),
+    "qwen3-moe-folder-shards": lambda path: write_checkpoint(path, qwen3_moe_config(), shards=3),
     "llama-gguf": lambda path: write_gguf(path / "tiny.gguf", BIASED),
     "llama-gguf-q4_1": lambda path: write_gguf(path / "tiny.gguf", llama_config(), format=Q4_1),
     "llama-gguf-q8_0-tied": lambda path: write_gguf(

@@ -12,6 +12,7 @@ from tests.support.tiny import (
     llama_config,
     mistral_config,
     qwen3_config,
+    qwen3_moe_config,
     tiny_weights,
     write_checkpoint,
 )
@@ -33,6 +34,8 @@ CONFIGS = {
     "mistral": mistral_config(),
     "qwen3": qwen3_config(use_sliding_window=True, sliding_window=6, max_window_layers=1),
     "qwen3-untied": qwen3_config(tie_word_embeddings=False),
+    "qwen3-moe": qwen3_moe_config(),
+    "qwen3-moe-shares-of-all": qwen3_moe_config(norm_topk_prob=False, mlp_only_layers=[1]),
 }
 PROMPT = [
     int(token) for token in torch.randint(0, 320, (23,), generator=torch.Generator().manual_seed(5))

@@ -90,3 +90,27 @@ def paged_attention(q, k_cache, v_cache, table, lengths, starts, q_width, scale,
 
 def linear(x, weight):
     return wide(x) @ wide(weight.dense(torch.float32)).T
+
+
+def moe_route(scores, chosen, renormalise):
+    """The likeliest first; of equals the lower number."""
+    ids, weights = [], []
+    for row in wide(scores):
+        shares = np.exp(row - row.max())
+        shares /= shares.sum()
+        best = sorted(range(len(row)), key=lambda expert: (-row[expert], expert))[:chosen]
+        ids.append(best)
+        weights.append(shares[best] / (shares[best].sum() if renormalise else 1))
+    shape = (len(ids), chosen)
+    return np.array(ids, dtype=np.int32).reshape(shape), np.array(weights).reshape(shape)
+
+
+def moe_experts(x, ids, weights, gate_up, down):
+    rows, both, back = wide(x), wide(gate_up), wide(down)
+    inner = back.shape[2]
+    out = np.zeros_like(rows)
+    for row, (chosen, shares) in enumerate(zip(ids.tolist(), wide(weights), strict=True)):
+        for expert, share in zip(chosen, shares, strict=True):
+            gate, up = both[expert][:inner] @ rows[row], both[expert][inner:] @ rows[row]
+            out[row] += share * (back[expert] @ (gate / (1 + np.exp(-gate)) * up))
+    return out

@@ -6,10 +6,10 @@ import logging
 
 import pytest
 
-from tests.support.tiny import llama_config, mistral_config, qwen3_config
+from tests.support.tiny import llama_config, mistral_config, qwen3_config, qwen3_moe_config
 from tokamak.errors import CheckpointError, UnsupportedModelError
 from tokamak.models.llama.config import LlamaConfig
-from tokamak.models.qwen3.config import Qwen3Config
+from tokamak.models.qwen3.config import Qwen3Config, Qwen3MoeConfig
 
 
 def a_llama(**changes: object) -> LlamaConfig:
@@ -23,6 +23,10 @@ def a_mistral(**changes: object) -> LlamaConfig:
 
 def a_qwen3(**changes: object) -> Qwen3Config:
     return Qwen3Config.read(qwen3_config(**changes), "Qwen3ForCausalLM")
+
+
+def a_qwen3_moe(**changes: object) -> Qwen3MoeConfig:
+    return Qwen3MoeConfig.read(qwen3_moe_config(**changes), "Qwen3MoeForCausalLM")
 
 
 def without(config: dict[str, object], *names: str) -> dict[str, object]:
@@ -58,7 +62,7 @@ def test_a_llama_field_with_a_default_may_be_missing_or_null(name):
         "max_position_embeddings",
     ],
 )
-@pytest.mark.parametrize("read", [a_llama, a_mistral, a_qwen3])
+@pytest.mark.parametrize("read", [a_llama, a_mistral, a_qwen3, a_qwen3_moe])
 def test_a_size_that_is_missing_is_named(read, name):
     with pytest.raises(CheckpointError, match=rf"{name} .*None.*whole number"):
         read(**{name: None})
@@ -161,3 +165,69 @@ def test_missing_fields_of_qwen3_have_that_familys_defaults():
     read = Qwen3Config.read(without(config, "tie_word_embeddings"), "Qwen3ForCausalLM")
 
     assert (read.kv_heads, read.head_dim, read.tied_head) == (32, 128, False)
+
+
+def test_experts_are_read_into_our_words():
+    config = a_qwen3_moe()
+
+    assert (config.experts, config.chosen_experts, config.expert_width) == (6, 2, 40)
+    assert config.renormalise
+    assert config.has_experts == (True, True)
+    assert (config.dense.width, config.dense.inner_width, config.dense.head_dim) == (48, 96, 24)
+
+
+def test_newer_files_call_the_count_of_experts_local():
+    config = without(qwen3_moe_config(num_local_experts=6), "num_experts")
+
+    assert Qwen3MoeConfig.read(config, "Qwen3MoeForCausalLM") == a_qwen3_moe()
+
+
+def test_two_counts_of_experts_are_refused_with_both():
+    with pytest.raises(CheckpointError, match=r"num_experts is 6 and num_local_experts is 8"):
+        a_qwen3_moe(num_local_experts=8)
+
+
+def test_more_choices_than_experts_are_refused_with_both_counts():
+    with pytest.raises(CheckpointError, match=r"num_experts_per_tok is 7 and num_experts is 6"):
+        a_qwen3_moe(num_experts_per_tok=7)
+
+
+@pytest.mark.parametrize(
+    ("changes", "has_experts"),
+    [
+        ({"decoder_sparse_step": 2}, (False, True, False, True)),
+        ({"mlp_only_layers": [1, 3]}, (True, False, True, False)),
+        ({"decoder_sparse_step": 2, "mlp_only_layers": [3]}, (False, True, False, False)),
+        ({"mlp_only_layers": None}, (True, True, True, True)),
+    ],
+)
+def test_which_layers_have_experts_follows_from_step_and_list(changes, has_experts):
+    assert a_qwen3_moe(num_hidden_layers=4, **changes).has_experts == has_experts
+
+
+@pytest.mark.parametrize("value", [3, ["0"], [True], {"0": 1}])
+def test_a_list_of_dense_layers_that_is_none_is_refused_with_its_value(value):
+    with pytest.raises(CheckpointError, match="mlp_only_layers"):
+        a_qwen3_moe(mlp_only_layers=value)
+
+
+def test_missing_fields_of_qwen3_with_experts_have_that_familys_defaults():
+    config = without(
+        qwen3_moe_config(num_attention_heads=4, hidden_size=96),
+        *("num_key_value_heads", "head_dim", "num_experts", "num_experts_per_tok"),
+        *("moe_intermediate_size", "norm_topk_prob", "decoder_sparse_step", "mlp_only_layers"),
+    )
+
+    read = Qwen3MoeConfig.read(config, "Qwen3MoeForCausalLM")
+
+    assert (read.dense.kv_heads, read.dense.head_dim) == (4, 24)
+    assert (read.experts, read.chosen_experts, read.expert_width) == (128, 8, 768)
+    assert not read.renormalise
+    assert read.has_experts == (True, True)
+
+
+def test_a_window_of_qwen3_with_experts_is_that_of_every_layer():
+    used = {"use_sliding_window": True, "sliding_window": 16, "max_window_layers": 1}
+
+    assert a_qwen3_moe(**used).dense.windows == (16, 16)
+    assert a_qwen3_moe(sliding_window=16).dense.windows == (0, 0)

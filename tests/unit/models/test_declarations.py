@@ -6,7 +6,13 @@ import pytest
 import torch
 
 from tests.support.steps import ModelDriver, a_build
-from tests.support.tiny import llama_config, mistral_config, qwen3_config, weight_shapes
+from tests.support.tiny import (
+    llama_config,
+    mistral_config,
+    qwen3_config,
+    qwen3_moe_config,
+    weight_shapes,
+)
 from tokamak.cache.groups import group_sub_caches
 from tokamak.layers.model import Model, Parameter
 from tokamak.models.registry import find
@@ -18,6 +24,8 @@ CONFIGS = {
     "mistral": mistral_config(),
     "qwen3": qwen3_config(),
     "qwen3-biased": qwen3_config(attention_bias=True, tie_word_embeddings=False),
+    "qwen3-moe": qwen3_moe_config(),
+    "qwen3-moe-dense-first": qwen3_moe_config(mlp_only_layers=[0]),
 }
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.support.steps import a_build
-from tests.support.tiny import llama_config, mistral_config, qwen3_config
+from tests.support.tiny import llama_config, mistral_config, qwen3_config, qwen3_moe_config
 from tokamak.errors import UnsupportedModelError
 from tokamak.layers.model import Model
 from tokamak.models.registry import FAMILIES, find
@@ -21,7 +21,9 @@ def test_an_unknown_architecture_is_refused_with_those_there_are():
         find("GPT2LMHeadModel")
 
 
-@pytest.mark.parametrize("config", [llama_config(), mistral_config(), qwen3_config()])
+@pytest.mark.parametrize(
+    "config", [llama_config(), mistral_config(), qwen3_config(), qwen3_moe_config()]
+)
 def test_a_family_builds_a_model_from_a_config(config):
     family = find(config["architectures"][0])
 

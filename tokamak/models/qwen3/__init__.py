@@ -1,1 +1,1 @@
-"""The Qwen3 decoder without experts (Qwen3ForCausalLM)."""
+"""The Qwen3 decoders, dense (Qwen3ForCausalLM) and with experts (Qwen3MoeForCausalLM)."""
