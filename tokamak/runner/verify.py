@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from tokamak.core.plan import Grants, Int32s, Mode, StepPlan, StepShape
+from tokamak.errors import BucketNotRecorded
 from tokamak.graphs.ladder import Ladder
 from tokamak.runner.check import allowed_difference, worst_difference
 from tokamak.runner.forward import Forward
@@ -76,17 +77,17 @@ class Verifier:
         """The verdicts of recorded request and token buckets, smallest first."""
         self._capacity = self._occupy(max(self._tokens.buckets, default=0))
         self._before = self._fill_caches()
-        verdicts = [
+        found = [
             self._compare(Mode.REQUEST_GRAPH, bucket, size, self._decode_plan(size))
             for bucket, size in edges(self._requests)
             if size <= len(self._before)
         ]
-        verdicts += [
+        found += [
             self._compare(Mode.TOKEN_GRAPH, bucket, size, self._mixed_plan(size))
             for bucket, size in edges(self._tokens)
             if size <= int(self._capacity[0])
         ]
-        return tuple(verdicts)
+        return tuple(verdict for verdict in found if verdict is not None)
 
     def _occupy(self, longest: int) -> Int32s:
         """Give every slot blocks in no order; returns the tokens each can hold. int32 [requests]."""
@@ -177,13 +178,17 @@ class Verifier:
         shape = _shape(plan, Mode.EAGER, plan.scheduled_requests, plan.scheduled_tokens)
         return self._forward.eager(self._preparation.prepare(plan, shape)).clone()
 
-    def _compare(self, mode: Mode, bucket: int, size: int, plan: StepPlan) -> Verdict:
+    def _compare(self, mode: Mode, bucket: int, size: int, plan: StepPlan) -> Verdict | None:
+        """None for a bucket that all ranks go without: why was logged when it failed to record."""
         requests, tokens = plan.scheduled_requests, bucket
         if mode is Mode.REQUEST_GRAPH:
             requests, tokens = bucket, bucket * self._room.q_width
         context = self._preparation.prepare(plan, _shape(plan, mode, requests, tokens))
         real = plan.scheduled_tokens
-        replayed = self._forward.run(context)[:real].clone()
+        try:
+            replayed = self._forward.run(context)[:real].clone()
+        except BucketNotRecorded:
+            return None
         padded = self._forward.eager(context)[:real].clone()
         eager = self._run_eagerly(plan)
         from_padded = worst_difference(replayed, padded)

@@ -452,6 +452,16 @@ def test_where_that_is_allowed_no_rank_has_the_bucket_and_steps_say_so(own):
     assert found == Driver(a_rank(FAMILIES["llama"], graphs="off").runner).alone(prompt, 4)
 
 
+def test_a_bucket_all_ranks_go_without_is_not_verified():
+    rank = a_rank(FAMILIES["llama"], exchange=Votes(1), graphs_allow_missing_bucket=True)
+
+    verdicts = rank.wired.verifier.verify()
+
+    assert {verdict.bucket for verdict in verdicts if verdict.graph == "token"} == {4, 16}
+    assert {verdict.bucket for verdict in verdicts if verdict.graph == "request"} == {1, 2, 4}
+    assert all(verdict.ok for verdict in verdicts)
+
+
 @pytest.mark.parametrize("when", ["startup", "on-demand"])
 def test_running_out_of_memory_is_never_a_missing_bucket(when):
     error = torch.OutOfMemoryError("tried to allocate")
