@@ -34,8 +34,9 @@ class Case:
         """What a call returns and what it leaves in the arguments it changes."""
         inputs = self.make()
         result = call(*inputs)
+        results: tuple[object, ...] = result if isinstance(result, tuple) else (result,)
         changed = [inputs[at] for at in self.changed]
-        return tuple(each for each in (result, *changed) if isinstance(each, Tensor))
+        return tuple(each for each in (*results, *changed) if isinstance(each, Tensor))
 
 
 def difference(found: Sequence[Tensor], expected: Sequence[Tensor]) -> float:

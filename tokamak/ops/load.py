@@ -30,6 +30,14 @@ BACKEND_MODULES = {
         "tokamak.ops.rope.llvm",
         "tokamak.ops.sample.llvm",
     ),
+    "triton": (
+        "tokamak.ops.activation.triton",
+        "tokamak.ops.embedding.triton",
+        "tokamak.ops.norm.triton",
+        "tokamak.ops.rope.triton",
+        "tokamak.ops.sample.triton",
+        "tokamak.ops.step_prep.triton",
+    ),
     "torch": ("tokamak.ops.paged_attention.padded_backend",),
 }
 """Modules that register backends, by the library they need; earlier ones are preferred."""

@@ -1,4 +1,4 @@
-"""Weights of the tokens of vocabulary rows in plain PyTorch."""
+"""Weights of the tokens of vocabulary rows, and the likeliest of them, in plain PyTorch."""
 
 from __future__ import annotations
 
@@ -29,5 +29,16 @@ def token_weights(
     weights = torch.softmax(shifted, dim=1)
     weights /= weights.amax(dim=1, keepdim=True)
     weights = functional.pad(weights, (0, -vocab % BLOCK_TOKENS))
-    blocks = weights.view(rows, -1, BLOCK_TOKENS)
+    blocks = weights.view(rows, -(-vocab // BLOCK_TOKENS), BLOCK_TOKENS)
     return blocks, blocks.sum(dim=2)
+
+
+@op
+def argmax_rows(logits: Tensor) -> tuple[Tensor, Tensor]:
+    """Find the lowest id of each row's highest logit; a NaN counts as highest.
+
+    logits: [rows, vocab], vocab at least 1. Returns token_ids [rows] int64 and those logits as peaks [rows]
+    float32, a NaN where the row has one.
+    """
+    peaks, token_ids = logits.max(dim=1)
+    return token_ids, peaks.float()
