@@ -2,12 +2,13 @@
 
 On a CPU with llvmlite, weights keep the checkpoint's number format and rows are float32 inside the
 product. Where the CPU multiplies bfloat16 itself, a model in bfloat16 also keeps a prepacked matrix for
-many rows if that was measured to pay. Without llvmlite, PyTorch's own forms remain.
+many rows if that was measured to pay. Without llvmlite, PyTorch's own forms remain. On a GPU a weight is
+a plain matrix in the model's dtype: form `device`, or `dense` for PyTorch's products alone.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from functools import partial
 
 import torch
@@ -15,6 +16,7 @@ import torch
 from tokamak.core.weight import GroupedWeight, Weight
 from tokamak.device.facts import DeviceFacts
 from tokamak.errors import NoBackendError
+from tokamak.ops.linear.device import DeviceLinear, to_device
 from tokamak.ops.linear.forms import FORMS, ByRows, DenseLinear, Form, PackedLinear
 from tokamak.ops.linear.measure import Choice, choose_forms
 
@@ -27,10 +29,11 @@ def pack_linear(
     facts: DeviceFacts,
     head: bool = False,
     prefer: str | None = None,
+    device: torch.device | None = None,
 ) -> PackedLinear:
     """Pack a [out, in] weight for products with rows of `dtype`; see `pack_with_reason`."""
     packed, _ = pack_with_reason(
-        weight, dtype=dtype, exact=exact, facts=facts, head=head, prefer=prefer
+        weight, dtype=dtype, exact=exact, facts=facts, head=head, prefer=prefer, device=device
     )
     return packed
 
@@ -43,22 +46,23 @@ def pack_with_reason(
     facts: DeviceFacts,
     head: bool,
     prefer: str | None,
+    device: torch.device | None = None,
 ) -> tuple[PackedLinear, str]:
     """Pack a [out, in] weight for products with rows of `dtype`, and say why it took its form.
 
     exact: only forms that round nothing on the way. head: the vocabulary head, whose weight is never
-    rounded. prefer: a form by name.
+    rounded. prefer: a form by name. device: where a GPU's products run; where it is None, the weight
+    stays where it is.
 
     Raises:
         NoBackendError: the preferred form does not exist or does not fit.
     """
+    if facts.vendor != "cpu":
+        return _pack_on_device(weight, dtype=dtype, facts=facts, prefer=prefer, device=device)
     forms = forms_for(weight, dtype=dtype, exact=exact, facts=facts, head=head)
     if prefer is not None:
         if prefer not in forms:
-            raise NoBackendError(
-                f"a linear layer has no form {prefer!r} for {dtype} on {facts.vendor} {facts.arch}",
-                hint=f"it has {', '.join(forms)}",
-            )
+            raise _no_form(prefer, forms, dtype, facts)
         return forms[prefer].make(weight, dtype), "asked for"
     chosen = choose(weight, forms, dtype=dtype, exact=exact, facts=facts)
     few = forms[chosen.few].make(weight, dtype)
@@ -98,6 +102,36 @@ def choose(
         name: partial(_make, form, dtype) for name, form in forms.items() if name not in passed_over
     }
     return choose_forms(makers, kind, dtype=dtype, facts=facts)
+
+
+def _pack_on_device(
+    weight: Weight,
+    *,
+    dtype: torch.dtype,
+    facts: DeviceFacts,
+    prefer: str | None,
+    device: torch.device | None,
+) -> tuple[PackedLinear, str]:
+    """A matrix on the device, with kernels for few rows unless PyTorch's products alone are asked for."""
+    names = (DeviceLinear.form, DenseLinear.form)
+    if prefer is not None and prefer not in names:
+        raise _no_form(prefer, names, dtype, facts)
+    matrix = (
+        weight.dense(dtype) if device is None else to_device(weight, dtype=dtype, device=device)
+    )
+    if prefer == DenseLinear.form:
+        return DenseLinear(matrix), "asked for"
+    why = "a matrix on the device" if prefer is None else "asked for"
+    return DeviceLinear(matrix, facts), why
+
+
+def _no_form(
+    prefer: str, names: Iterable[str], dtype: torch.dtype, facts: DeviceFacts
+) -> NoBackendError:
+    return NoBackendError(
+        f"a linear layer has no form {prefer!r} for {dtype} on {facts.vendor} {facts.arch}",
+        hint=f"it has {', '.join(names)}",
+    )
 
 
 def _make(form: Form, dtype: torch.dtype, weight: Weight) -> PackedLinear:

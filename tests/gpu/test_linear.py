@@ -1,0 +1,113 @@
+"""Do products of few rows on a device agree with their references, without waits, and in a recording?"""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from tests.support.device import no_host_wait
+from tokamak.device.facts import cpu_facts
+from tokamak.ops.case import difference
+from tokamak.ops.linear import DeviceLinear
+from tokamak.ops.linear.few_rows import (
+    few_rows_after_norm,
+    few_rows_gated,
+    few_rows_into,
+    few_rows_linear,
+)
+from tokamak.ops.linear.few_rows_cases import (
+    EPS,
+    Size,
+    few_rows_after_norm_cases,
+    few_rows_gated_cases,
+    few_rows_into_cases,
+    few_rows_linear_cases,
+)
+from tokamak.ops.load import load_backends
+
+HAS_GPU = torch.cuda.is_available()
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not HAS_GPU, reason="torch.cuda.is_available() is False"),
+]
+load_backends()
+
+OPS = (
+    (few_rows_linear, few_rows_linear_cases),
+    (few_rows_after_norm, few_rows_after_norm_cases),
+    (few_rows_gated, few_rows_gated_cases),
+    (few_rows_into, few_rows_into_cases),
+)
+
+
+def on_device(call, case):
+    def run(*arguments):
+        moved = [each.cuda() if isinstance(each, torch.Tensor) else each for each in arguments]
+        with no_host_wait():
+            result = call(*moved)
+        for place in case.changed:
+            arguments[place].copy_(moved[place])
+        return result.cpu()
+
+    return case.outcome(run)
+
+
+@pytest.mark.parametrize(("op", "cases"), OPS, ids=[op.name for op, _ in OPS])
+def test_kernels_on_the_device_agree_with_the_reference(op, cases):
+    triton = next(each for each in op.backends if each.name == "triton")
+
+    for case in cases:
+        gap = difference(on_device(triton.call, case), case.outcome(op.reference))
+        assert gap <= case.tolerance, f"{op.name}: {case}"
+
+
+@pytest.mark.parametrize("rows", [1, 2, 8, 16])
+@pytest.mark.parametrize(
+    ("features", "columns"),
+    [(4096, 1024), (1024, 2048), (6144, 1024), (1024, 3072), (151936, 1024), (6144, 4096)],
+)
+def test_matrices_of_real_models_multiply_like_their_references(rows, features, columns):
+    size = Size(rows, features, columns, torch.bfloat16)
+    weight, norm, x = size.weight().cuda(), size.norm_weight().cuda(), size.x().cuda()
+    stream, wide = size.stream(columns).cuda(), size.stream(features).cuda()
+    calls = {
+        few_rows_linear: (x, weight, torch.float32),
+        few_rows_after_norm: (stream, norm, EPS, weight, torch.bfloat16),
+        few_rows_gated: (stream, norm, EPS, weight),
+        few_rows_into: (x, weight, wide),
+    }
+
+    for op, arguments in calls.items():
+        triton = next(each for each in op.backends if each.name == "triton")
+        expected = op.reference(*[each.clone() if each is wide else each for each in arguments])
+        found = triton.call(*[each.clone() if each is wide else each for each in arguments])
+        assert difference([found], [expected]) <= 2.0**-5, op.name
+
+
+@pytest.mark.parametrize("rows", [1, 8, 16])
+def test_a_recording_of_a_layer_holds_for_other_rows(rows):
+    facts = replace(cpu_facts(), vendor="nvidia", arch="sm90", libraries=frozenset({"triton"}))
+    up_size, down_size = (
+        Size(rows, 512, 256, torch.bfloat16),
+        Size(rows, 256, 256, torch.bfloat16),
+    )
+    up = DeviceLinear(up_size.weight().cuda(), facts)
+    down = DeviceLinear(down_size.weight().cuda(), facts)
+    norm, stream = up_size.norm_weight().cuda(), torch.zeros((rows, 256)).bfloat16().cuda()
+
+    def layer(stream):
+        hidden = up.gated_after_norm(None, stream, norm, EPS)
+        assert down.into(hidden, stream) is None
+        return up.scores_after_norm(stream, norm, EPS)
+
+    layer(stream)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        recorded = layer(stream)
+    fresh = up_size.stream(256).cuda()
+    expected = layer(fresh.clone())
+
+    stream.copy_(fresh)
+    graph.replay()
+
+    assert torch.equal(recorded, expected)

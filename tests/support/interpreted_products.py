@@ -1,0 +1,75 @@
+"""How far are the Triton products of few rows from their references, when kernels are interpreted on the CPU?
+
+The interpreter of Triton 3.6 multiplies the bits of bfloat16 tiles as if they were integers; here it widens
+them first. Every op runs in one process, as importing takes longer than interpreting.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+
+from tests.support.interpreted import ROOT, cases_at, mend_interpreter
+from tokamak.ops.case import difference
+from tokamak.ops.load import load_backends
+from tokamak.ops.registry import OPS
+
+CASES = "tokamak.ops.linear.few_rows_cases"
+NAMES = ("few_rows_linear", "few_rows_after_norm", "few_rows_gated", "few_rows_into")
+
+
+def product_gaps() -> dict[str, dict[str, tuple[float, float]]]:
+    """The difference and the tolerance of every case, by op and case."""
+    command = [sys.executable, "-m", "tests.support.interpreted_products"]
+    environment = os.environ | {"TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(
+        command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def mend_products() -> None:
+    """Widen bfloat16 tiles before they are multiplied."""
+    import triton.language as tl
+    from triton.runtime import interpreter
+
+    builder = interpreter.InterpreterBuilder
+    multiply = builder.create_dot
+
+    def widened(self, a, b, d, input_precision, max_num_imprecise_acc):
+        if a.dtype.scalar == tl.bfloat16:
+            a, b = (
+                interpreter.TensorHandle(
+                    interpreter._convert_float(each.data, tl.bfloat16, tl.float32, None).view("f4"),
+                    tl.float32,
+                )
+                for each in (a, b)
+            )
+        return multiply(self, a, b, d, input_precision, max_num_imprecise_acc)
+
+    builder.create_dot = widened
+
+
+def _main() -> None:
+    load_backends()
+    mend_interpreter()
+    mend_products()
+    gaps = {}
+    for name in NAMES:
+        op = OPS[name]
+        call = next(each.call for each in op.backends if each.name == "triton")
+        gaps[name] = {
+            str(case): (
+                difference(case.outcome(call), case.outcome(op.reference)),
+                case.tolerance,
+            )
+            for case in cases_at(f"{CASES}:{name}_cases")
+        }
+    sys.stdout.write(json.dumps(gaps))
+
+
+if __name__ == "__main__":
+    _main()

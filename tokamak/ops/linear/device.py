@@ -1,0 +1,113 @@
+"""How does a dense weight multiply on a GPU? Few rows by kernels that take their neighbours along, many by torch.
+
+In: rows of the residual stream, or of what was computed from it. Out: products, or a changed stream.
+A decoder layer calls `after_norm` and `into` in turn. Few rows never leave a sum behind; of many rows the
+product is `pending` until the next norm adds it, as that norm passes over the stream anyway.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from tokamak.core.weight import Weight
+from tokamak.device.facts import DeviceFacts
+from tokamak.ops.activation import silu_mul
+from tokamak.ops.linear.few_rows import (
+    FEW_ROWS,
+    few_rows_after_norm,
+    few_rows_gated,
+    few_rows_into,
+    few_rows_linear,
+    product,
+)
+from tokamak.ops.norm import add_rms_norm, rms_norm
+from tokamak.ops.registry import Choice
+
+
+class DeviceLinear:
+    """A [features, columns] weight on the device; a call maps [rows, columns] to [rows, features]."""
+
+    form = "device"
+
+    def __init__(self, weight: Tensor, facts: DeviceFacts) -> None:
+        assert weight.dim() == 2, f"a weight of shape {tuple(weight.shape)} is no matrix"
+        self.weight = weight.contiguous()
+        self._few_linear, linear = few_rows_linear.bind(facts)
+        self._few_after_norm, after_norm = few_rows_after_norm.bind(facts)
+        self._few_gated, gated = few_rows_gated.bind(facts)
+        self._few_into, into = few_rows_into.bind(facts)
+        self._rms_norm, norm = rms_norm.bind(facts)
+        self._add_rms_norm, add_norm = add_rms_norm.bind(facts)
+        self._silu_mul, activation = silu_mul.bind(facts)
+        self.choices: tuple[Choice, ...] = (
+            linear, after_norm, gated, into, norm, add_norm, activation,
+        )  # fmt: skip
+        """The backends its products run on."""
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """x: [rows, columns]; returns [rows, features] in the dtype of x."""
+        if x.shape[0] <= FEW_ROWS:
+            return self._few_linear(x, self.weight, x.dtype)
+        return functional.linear(x, self.weight)
+
+    def scores(self, x: Tensor) -> Tensor:
+        """x: [rows, columns]; returns [rows, features] float32, never rounded to the dtype of x."""
+        if x.shape[0] <= FEW_ROWS:
+            return self._few_linear(x, self.weight, torch.float32)
+        return product(x, self.weight, torch.float32)
+
+    def after_norm(
+        self, x: Tensor | None, residual: Tensor, norm_weight: Tensor, eps: float
+    ) -> Tensor:
+        """Add what is pending to the residual stream in place, norm the stream and multiply it.
+
+        x: [rows, columns] pending, or None; residual: [rows, columns]; norm_weight: [columns]; returns
+        [rows, features] in the dtype of the stream.
+        """
+        if x is None and residual.shape[0] <= FEW_ROWS:
+            return self._few_after_norm(residual, norm_weight, eps, self.weight, residual.dtype)
+        return self(self._normed(x, residual, norm_weight, eps))
+
+    def scores_after_norm(self, residual: Tensor, norm_weight: Tensor, eps: float) -> Tensor:
+        """Norm rows of a stream and score them.
+
+        residual: [rows, columns]; norm_weight: [columns]; returns [rows, features] float32.
+        """
+        if residual.shape[0] <= FEW_ROWS:
+            return self._few_after_norm(residual, norm_weight, eps, self.weight, torch.float32)
+        return product(self._rms_norm(residual, norm_weight, eps), self.weight, torch.float32)
+
+    def gated_after_norm(
+        self, x: Tensor | None, residual: Tensor, norm_weight: Tensor, eps: float
+    ) -> Tensor:
+        """Like `after_norm` for a weight of gate and up, then silu(gate) * up.
+
+        The weight is [2 * inner, columns], the rows of gate first; returns [rows, inner].
+        """
+        if x is None and residual.shape[0] <= FEW_ROWS:
+            return self._few_gated(residual, norm_weight, eps, self.weight)
+        return self._silu_mul(self(self._normed(x, residual, norm_weight, eps)))
+
+    def into(self, x: Tensor, residual: Tensor) -> Tensor | None:
+        """Multiply rows and add them to the residual stream in place, or return them for the next norm to add.
+
+        x: [rows, columns]; residual: [rows, features]; returns None, or [rows, features] pending.
+        """
+        if x.shape[0] <= FEW_ROWS:
+            self._few_into(x, self.weight, residual)
+            return None
+        return functional.linear(x, self.weight)
+
+    def _normed(
+        self, x: Tensor | None, residual: Tensor, norm_weight: Tensor, eps: float
+    ) -> Tensor:
+        if x is None:
+            return self._rms_norm(residual, norm_weight, eps)
+        return self._add_rms_norm(x, residual, norm_weight, eps)
+
+
+def to_device(weight: Weight, *, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """The weight as a plain matrix of `dtype` on a device; codes are widened before they travel."""
+    return weight.dense(dtype).to(device)
