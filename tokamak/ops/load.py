@@ -33,6 +33,7 @@ BACKEND_MODULES = {
     "triton": (
         "tokamak.ops.activation.triton",
         "tokamak.ops.embedding.triton",
+        "tokamak.ops.linear.triton",
         "tokamak.ops.norm.triton",
         "tokamak.ops.rope.triton",
         "tokamak.ops.sample.triton",
