@@ -31,6 +31,7 @@ from tokamak.runner import wiring
 from tokamak.runner.dummy import NULL_SLOT
 from tokamak.runner.exchange import COLUMNS, Rows
 from tokamak.runner.graph_cost import GraphCost
+from tokamak.runner.group_exchange import GroupExchange
 from tokamak.runner.inputs import InputArena
 from tokamak.runner.shape import ForwardMode, RunningTable
 
@@ -183,6 +184,7 @@ def serve(
     cache: Path,
     options: Mapping[str, object],
     arena: type[InputArena] = InputArena,
+    exchange: GroupExchange | None = None,
 ) -> Told:
     """Run all steps of a rank's stream beside its peer's."""
     told = NotedMode.told = Told(exchanges=1)
@@ -190,7 +192,7 @@ def serve(
     wiring.InputArena = arena
     runner_module.ForwardMode = NotedMode
     config = config_of(model, cache, options)
-    assembled = assemble_module.assemble(config, rank.exchange())
+    assembled = assemble_module.assemble(config, exchange or rank.exchange())
     told.cost = assembled.start.cost.source
     scheduler = Scheduler(
         assembled.start.config.scheduler,
@@ -265,7 +267,11 @@ def serve_with_a_failing_recording(
 
 
 def serve_with_one_cost_saved(
-    rank: Rank, model: Path, cache: Path, options: Mapping[str, object]
+    rank: Rank,
+    model: Path,
+    cache: Path,
+    options: Mapping[str, object],
+    kind: type[GroupExchange] = GroupExchange,
 ) -> Told:
     """Only rank 0 knows from an earlier start what recordings take."""
     own = cache / f"rank {rank.rank}"
@@ -273,7 +279,19 @@ def serve_with_one_cost_saved(
         planned = assemble_module.plan_rank(config_of(model, own, options))
         known = GraphCost(bytes_per_bucket=1 << 20, bytes_per_row=4096, source="measured")
         assemble_module.save_cost(planned.cost_path, known)
-    return serve(rank, model, own, options)
+    return serve(rank, model, own, options, exchange=rank.exchange(kind=kind, timeout_s=5.0))
+
+
+class DecidesAlone(GroupExchange):
+    """Historic fault: whether a rank measures is its own matter, and not the first vote's."""
+
+    _has_voted = False
+
+    def vote(self, ok, /):
+        if self._has_voted:
+            return super().vote(ok)
+        self._has_voted = True
+        return ok
 
 
 def serve_with_other_sizes(rank: Rank, model: Path, cache: Path) -> Told:

@@ -10,6 +10,7 @@ import pytest
 from tests.distributed.serving import (
     STREAMS,
     WITHOUT_GRAPHS,
+    DecidesAlone,
     ScratchForIdle,
     Told,
     serve,
@@ -138,6 +139,15 @@ def test_a_rank_that_knows_what_recordings_take_measures_beside_one_that_does_no
     told = told_by(outcomes)
     assert_agreed(told, expected)
     assert [rank.cost for rank in told] == ["measured", "measured"]
+
+
+def test_a_rank_that_decides_alone_whether_to_measure_parts_from_its_peer(model, tmp_path):
+    outcomes = run_ranks(
+        serve_with_one_cost_saved, 2, model, tmp_path, STARTUP, DecidesAlone, deadline_s=DEADLINE_S
+    )
+
+    assert outcomes[0].ledger != outcomes[1].ledger
+    assert not any(outcome.returned for outcome in outcomes)
 
 
 def test_ranks_of_other_sizes_are_told_before_anything_is_read_or_recorded(model, tmp_path):

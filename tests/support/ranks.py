@@ -99,9 +99,11 @@ class Rank:
     group: LedgerGroup
     store: SharedStore
 
-    def exchange(self, *, timeout_s: float = 20.0) -> GroupExchange:
+    def exchange(
+        self, *, timeout_s: float = 20.0, kind: type[GroupExchange] = GroupExchange
+    ) -> GroupExchange:
         """The exchange of all ranks, its collectives in the ledger."""
-        return GroupExchange(
+        return kind(
             cast(ProcessGroup, self.group),
             rank=self.rank,
             ranks=self.ranks,
