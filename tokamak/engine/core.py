@@ -172,12 +172,13 @@ class EngineCore:
 
     def _commit(self, result: StepResult) -> list[RequestUpdate]:
         updates: list[RequestUpdate] = []
-        for progress in self._scheduler.commit(result):
-            update = _update(progress)
-            if update.token_ids:
-                self._last_token_s = self._last_turn_s
-            if update.token_ids or update.prompt_logprobs or update.finish_reason:
-                updates.append(update)
+        with self._executor.rank.runner.spans.span("deliver"):
+            for progress in self._scheduler.commit(result):
+                update = _update(progress)
+                if update.token_ids:
+                    self._last_token_s = self._last_turn_s
+                if update.token_ids or update.prompt_logprobs or update.finish_reason:
+                    updates.append(update)
         return updates
 
     def _fail_step(self, launched: InFlight, error: Exception) -> list[RequestUpdate]:

@@ -19,6 +19,11 @@ class RequestKey:
     split: bool = False
     """Whether it runs as two batches."""
 
+    def __str__(self) -> str:
+        """Such as `8`, `8x4` or `8x4 split`."""
+        width = f"x{self.q_width}" if self.q_width > 1 else ""
+        return f"{self.requests}{width}{' split' if self.split else ''}"
+
 
 class ReqGraph(RegionGraph[RequestKey]):
     """Recordings by request bucket; regions are recorded with the rest, unless they are always eager."""

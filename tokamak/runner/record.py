@@ -6,6 +6,7 @@ shapes have asked for. Both go through `_record`, which prepares the bucket's wo
 
 from __future__ import annotations
 
+import gc
 import logging
 import time
 from collections import Counter
@@ -100,6 +101,7 @@ class Recorder:
     @torch.inference_mode()
     def record_all(self) -> None:
         """Record every bucket: prefill first, then decode, the largest of each first (GR-17)."""
+        gc.collect()
         for mode in (Mode.TOKEN_GRAPH, Mode.REQUEST_GRAPH):
             for bucket in reversed(self._graph(mode).ladder.buckets):
                 if mode is Mode.REQUEST_GRAPH or not self._config.eager_pad:

@@ -22,6 +22,9 @@ CONTEXT = 512
 ROOM = 70
 """Blocks that hold everything these tests run at once."""
 
+RECORDED = {"graphs": "startup", "req_graph_sizes": (1, 2, 4), "token_graph_sizes": (16,)}
+"""Steps replay where a size is recorded, which here is most of them; the rest run eagerly."""
+
 GREEDY = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True)
 
 
@@ -45,7 +48,13 @@ def make_llm(folder):
     made = []
 
     def make(**options):
-        settings = {"dtype": "fp32", "max_model_len": CONTEXT, "block_size": BLOCK, "threads": 1}
+        settings = {
+            "dtype": "fp32",
+            "max_model_len": CONTEXT,
+            "block_size": BLOCK,
+            "threads": 1,
+            **RECORDED,
+        }
         made.append(LLM(str(folder), **{"num_blocks_override": ROOM, **settings, **options}))
         return made[-1]
 

@@ -22,6 +22,7 @@ from tokamak.core.request import FinishReason, SamplingParams, StructuredOutput
 from tokamak.device.waits import HostWaits
 from tokamak.engine.core import EngineCore
 from tokamak.engine.messages import AddRequest
+from tokamak.telemetry.spans import Spans
 
 
 class ScriptedExecutor:
@@ -40,7 +41,7 @@ class ScriptedExecutor:
         self.rank = SimpleNamespace(
             start=SimpleNamespace(config=config, groups=cache_groups(), memory=memory),
             build=SimpleNamespace(choices={}),
-            runner=SimpleNamespace(waits=self.waits),
+            runner=SimpleNamespace(waits=self.waits, spans=Spans()),
             load_s={"weights": 1.0},
         )
 
