@@ -1,0 +1,405 @@
+"""How long does paged attention take on a GPU, form by form, and how far is it from what memory and matrix units allow?
+
+    python benchmarks/ops/gpu_attention.py [decode prefill] [--quick] [--workers 12]
+
+Heads are Qwen3-0.6B's (16 query and 8 key heads), Llama-3-8B's (32/8) and Qwen3-30B-A3B's (32/4), all of 128 in
+bfloat16, blocks of 16 tokens. Decode: contexts around 1,100 tokens, block tables of 40,960; calls over the caches of
+many layers are recorded in one graph, so keys come from memory; a figure is one call, its graph node included. Prefill:
+whole prompts, and chunks behind a prefix; beside it, gathered keys with PyTorch's fused attention. Forms are compiled
+by several processes before anything is timed. First of all, every form is compared with the reference. The best forms
+come last.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import multiprocessing
+import statistics
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from functools import partial
+
+import torch
+from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.nn.functional import scaled_dot_product_attention
+from triton.runtime.errors import OutOfResources
+
+from tokamak.ops.case import difference
+from tokamak.ops.paged_attention.cases import paged_attention_cases
+from tokamak.ops.paged_attention.reference import paged_attention
+from tokamak.ops.paged_attention.triton import triton_paged_attention
+from tokamak.ops.paged_attention.triton_decode import (
+    DecodeForm,
+    choose_form,
+    paged_decode,
+    splits_of,
+)
+from tokamak.ops.paged_attention.triton_prefill import PrefillForm, paged_prefill
+from tokamak.ops.paged_attention.triton_prefill import choose_form as choose_prefill
+
+HEADS = {"0.6B": (16, 8), "8B": (32, 8), "30B": (32, 4)}
+DIM, BLOCK_TOKENS, TABLE_TOKENS = 128, 16, 40960
+BATCHES = (1, 8, 32, 128, 256)
+CONTEXT = (1024, 1152)
+BYTES_PER_S = 4.15e12
+CACHES_BYTES = 3 << 29
+"""What the rotating caches take; many times the L2."""
+MOST_LAYERS = 28
+PROMPTS = {
+    "8 x 1024": [(1024, 0)] * 8,
+    "1 x 8192": [(8192, 0)],
+    "16 x 512": [(512, 0)] * 16,
+    "4 x 1024 after 1024": [(1024, 1024)] * 4,
+    "2048 of 30 mixed": [(37 + 61 * at % 97, 53 * at % 400) for at in range(30)],
+}
+DECODE_FORMS = [
+    DecodeForm(0, tile, warps, stages, "here")
+    for tile, warps, stages in [
+        (16, 1, 4), (32, 2, 3), (32, 4, 3), (32, 4, 4), (64, 2, 3), (64, 4, 2), (64, 4, 3), (64, 4, 4), (64, 8, 3),
+        (128, 4, 2), (128, 8, 2), (128, 8, 3),
+    ]
+]  # fmt: skip
+PREFILL_FORMS = [
+    PrefillForm(rows, tile, warps, stages, one_loop)
+    for rows, tile, warps, stages in [
+        (64, 64, 4, 2), (64, 64, 4, 3), (64, 128, 4, 2), (128, 64, 8, 2), (128, 64, 8, 3), (128, 64, 8, 4),
+        (128, 64, 4, 2), (128, 128, 8, 2), (128, 128, 8, 3), (256, 64, 8, 2),
+    ]
+    for one_loop in (False, True)
+]  # fmt: skip
+
+Call = Callable[[], object]
+
+
+def _timed(calls: list[Call], repeats: int = 7) -> float:
+    """Seconds of one call: the median of some replays of a graph of all of them."""
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        calls[0]()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, stream=stream):
+            for call in calls:
+                call()
+    torch.cuda.synchronize()
+    graph.replay()
+    spans = []
+    for _ in range(repeats):
+        begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        begin.record()
+        graph.replay()
+        end.record()
+        end.synchronize()
+        spans.append(begin.elapsed_time(end) / 1e3 / len(calls))
+    return statistics.median(spans)
+
+
+def _caches(blocks: int, kv_heads: int, layers: int) -> list[tuple[Tensor, Tensor]]:
+    shape = (2, blocks + 1, kv_heads, BLOCK_TOKENS, DIM)
+    made = [torch.randn(shape, device="cuda", dtype=torch.bfloat16) for _ in range(layers)]
+    return [(each[0], each[1]) for each in made]
+
+
+def _table(lengths: list[int], width: int) -> Tensor:
+    """Blocks in no order, as a server hands them out."""
+    blocks = [-(-length // BLOCK_TOKENS) for length in lengths]
+    ids = iter((torch.randperm(sum(blocks)) + 1).tolist())
+    table = torch.zeros((len(lengths), width), dtype=torch.int32)
+    for row, count in enumerate(blocks):
+        table[row, :count] = torch.tensor(list(itertools.islice(ids, count)))
+    return table.cuda()
+
+
+class Decode:
+    """Decode calls of one model and batch, over many layers' caches."""
+
+    def __init__(self, heads: int, kv_heads: int, requests: int, *, q_width: int = 1) -> None:
+        chance = torch.Generator().manual_seed(requests)
+        lengths = torch.randint(*CONTEXT, (requests,), generator=chance, dtype=torch.int32)
+        self.table = _table(lengths.tolist(), TABLE_TOKENS // BLOCK_TOKENS)
+        blocks = int((-(-lengths // BLOCK_TOKENS)).sum())
+        self.bytes = int(lengths.sum()) * kv_heads * DIM * 2 * 2
+        layers = min(max(CACHES_BYTES // self.bytes, 3), MOST_LAYERS)
+        self.caches = _caches(blocks, kv_heads, layers)
+        self.lengths, self.q_width = lengths.cuda(), q_width
+        self.q = torch.randn((requests * q_width, heads, DIM), device="cuda", dtype=torch.bfloat16)
+        self.out = torch.empty_like(self.q)
+
+    def call(self, form: DecodeForm, layer: int) -> None:
+        """One layer."""
+        k, v = self.caches[layer]
+        paged_decode(
+            self.q, k, v, self.table, self.lengths, self.q_width, DIM**-0.5, 0, self.out, form
+        )
+
+    def seconds(self, form: DecodeForm) -> float:
+        """One call."""
+        return _timed([partial(self.call, form, layer) for layer in range(len(self.caches))])
+
+
+class Prefill:
+    """A prefill call: queries and tokens computed before, by request."""
+
+    def __init__(self, heads: int, kv_heads: int, rows: list[tuple[int, int]]) -> None:
+        self.rows, self.groups = rows, heads // kv_heads
+        lengths = [queries + before for queries, before in rows]
+        self.table = _table(lengths, -(-max(lengths) // BLOCK_TOKENS))
+        self.k, self.v = _caches(int((self.table > 0).sum()), kv_heads, 1)[0]
+        self.lengths = torch.tensor(lengths, dtype=torch.int32).cuda()
+        starts = torch.tensor([0, *(queries for queries, _ in rows)]).cumsum(0)
+        self.starts = starts.int().cuda()
+        self.q = torch.randn((int(starts[-1]), heads, DIM), device="cuda", dtype=torch.bfloat16)
+        self.out = torch.empty_like(self.q)
+        scores = sum(queries * before + queries * (queries + 1) // 2 for queries, before in rows)
+        self.operations = 4 * heads * DIM * scores
+
+    def arguments(self) -> tuple[object, ...]:
+        """Of the op."""
+        return (
+            self.q, self.k, self.v, self.table, self.lengths, self.starts, 0, DIM**-0.5, 0, self.out,
+        )  # fmt: skip
+
+    def call(self, form: PrefillForm) -> None:
+        """One call."""
+        paged_prefill(
+            self.q, self.k, self.v, self.table, self.lengths, self.starts, DIM**-0.5, 0, self.out, form
+        )  # fmt: skip
+
+    def seconds(self, form: PrefillForm) -> float:
+        """One call."""
+        return _timed([partial(self.call, form)] * 4)
+
+    @property
+    def even(self) -> bool:
+        """Whether requests are whole prompts of one length."""
+        return len(set(self.rows)) == 1 and not self.rows[0][1]
+
+    def gathered(self) -> tuple[Tensor, Tensor]:
+        """Keys and values side by side, each [requests, kv_heads, tokens, head_dim]."""
+        kv_heads, wanted = self.k.shape[1], self.table.flatten()
+        shape = (len(self.rows), -1, kv_heads, BLOCK_TOKENS, DIM)
+        k, v = (each.index_select(0, wanted).view(shape) for each in (self.k, self.v))
+        return tuple(
+            each.transpose(1, 2).reshape(len(self.rows), kv_heads, -1, DIM) for each in (k, v)
+        )
+
+    def fused(self, backend: SDPBackend) -> dict[str, float]:
+        """Seconds of gathering, and of PyTorch's attention over what was gathered."""
+        keys, values = self.gathered()
+        queries = self.q.view(len(self.rows), -1, self.q.shape[1], DIM).transpose(1, 2)
+
+        def attend() -> None:
+            with sdpa_kernel(backend):
+                scaled_dot_product_attention(
+                    queries, keys, values, is_causal=True, scale=DIM**-0.5, enable_gqa=True
+                )
+
+        return {"gather": _timed([self.gathered] * 2), "attend": _timed([attend] * 2)}
+
+
+def _splits(requests: int, kv_heads: int) -> list[int]:
+    chosen = splits_of(requests, kv_heads, _processors())
+    return sorted({max(chosen // 2, 1), chosen, min(chosen * 2, 32), min(chosen * 4, 32)})
+
+
+def _processors() -> int:
+    return torch.cuda.get_device_properties(0).multi_processor_count
+
+
+def _decode_forms(requests: int, kv_heads: int) -> Iterator[DecodeForm]:
+    for splits, form in itertools.product(_splits(requests, kv_heads), DECODE_FORMS):
+        yield replace(form, splits=splits)
+    for splits in _splits(requests, kv_heads):
+        if splits > 1:
+            yield DecodeForm(splits, 64, 4, 3, "after")
+
+
+def _obstacle(call: Call) -> str:
+    """An empty string, or why a form cannot run: it wants more shared memory than there is."""
+    try:
+        call()
+    except OutOfResources as error:
+        return str(error)
+    return ""
+
+
+def _compile(at: int, workers: int, kinds: list[str], models: list[str]) -> None:
+    """Compile every `workers`-th form into Triton's folder on disk."""
+    jobs: list[Call] = []
+    for name in models:
+        heads, kv_heads = HEADS[name]
+        if "decode" in kinds:
+            one = Decode(heads, kv_heads, 1)
+            forms = {form for n in BATCHES for form in _decode_forms(n, kv_heads)}
+            jobs += [
+                partial(one.call, form, 0)
+                for form in sorted(
+                    forms, key=lambda f: (f.splits, f.tile, f.warps, f.stages, f.merge)
+                )
+            ]
+        if "prefill" in kinds:
+            prompt = Prefill(heads, kv_heads, [(200, 0)])
+            jobs += [partial(prompt.call, form) for form in PREFILL_FORMS]
+    for job in jobs[at::workers]:
+        _obstacle(job)
+
+
+def _compile_all(workers: int, kinds: list[str], models: list[str]) -> None:
+    spawned = multiprocessing.get_context("spawn")
+    with spawned.Pool(workers) as pool:
+        pool.starmap(_compile, [(at, workers, kinds, models) for at in range(workers)])
+
+
+def _on_device(call: Callable[..., object], *arguments: object) -> object:
+    """Run on the device what a case made on the CPU, and bring back what it changes."""
+    moved = [each.cuda() if isinstance(each, Tensor) else each for each in arguments]
+    call(*moved)
+    for there, here in zip(moved, arguments, strict=True):
+        if isinstance(here, Tensor) and isinstance(there, Tensor):
+            here.copy_(there)
+    return None
+
+
+def check() -> None:
+    """Compare the backend with the reference over the cases, and a large step of every form with itself."""
+    gaps = {
+        str(case): difference(
+            case.outcome(partial(_on_device, triton_paged_attention)), case.outcome(paged_attention)
+        )
+        / case.tolerance
+        for case in paged_attention_cases
+    }
+    bad = {name: gap for name, gap in gaps.items() if not gap <= 1}
+    print(f"cases: {len(gaps)}, beyond tolerance: {bad or 'none'}")
+
+
+def check_forms(step: Decode | Prefill, forms: list[DecodeForm] | list[PrefillForm]) -> None:
+    """Compare every form with the reference on one large step."""
+    if isinstance(step, Decode):
+        k, v = step.caches[0]
+        starts = torch.arange(len(step.lengths) + 1, dtype=torch.int32, device="cuda")
+        paged_attention(step.q, k, v, step.table, step.lengths, starts, 1, DIM**-0.5, 0, step.out)
+    else:
+        paged_attention(*step.arguments())  # pyright: ignore[reportArgumentType]
+    expected = step.out.clone()
+    for form in forms:
+        for _ in range(3):
+            step.out.fill_(float("nan"))
+            call = (
+                partial(step.call, form, 0)
+                if isinstance(step, Decode)
+                else partial(step.call, form)
+            )
+            if _obstacle(call):
+                break
+            gap = difference([step.out], [expected])
+            if not gap <= 2.0**-6:
+                print(f"WRONG by {gap:.3g}: {form}")
+
+
+def _name(form: DecodeForm | PrefillForm) -> str:
+    first = (
+        f"splits {form.splits:2} {form.merge}"
+        if isinstance(form, DecodeForm)
+        else f"rows {form.rows:3} {'one loop' if form.one_loop else 'two loops'}"
+    )
+    return f"{first} tile {form.tile:3} warps {form.warps} stages {form.stages}"
+
+
+def decode_table(models: list[str], *, quick: bool) -> list[str]:
+    """Lines of the best forms, by model and batch."""
+    lines = []
+    for model, requests in itertools.product(models, BATCHES):
+        heads, kv_heads = HEADS[model]
+        step = Decode(heads, kv_heads, requests)
+        forms = list(_decode_forms(requests, kv_heads))
+        chosen = choose_form(requests, kv_heads, torch.device("cuda", 0))
+        if quick:
+            forms = [chosen]
+        elif requests <= 32:
+            check_forms(step, forms)
+        timed = {
+            form: step.seconds(form) for form in forms if not _obstacle(partial(step.call, form, 0))
+        }
+        timed.setdefault(chosen, step.seconds(chosen))
+        floor = step.bytes / BYTES_PER_S
+        best = sorted(timed, key=lambda form: timed[form])
+        after = [form for form in best if form.merge == "after"][:1]
+        for label, form in [
+            ("chosen", chosen),
+            *(("best", each) for each in best[:4]),
+            *(("after", each) for each in after),
+        ]:
+            spent = timed[form]
+            lines.append(
+                f"decode {model:5} {requests:4} {spent * 1e6:7.2f} us, floor {floor * 1e6:7.2f}, "
+                f"{step.bytes / spent / 1e12:5.2f} TB/s  {label:6} {_name(form)}"
+            )
+        del step
+        torch.cuda.empty_cache()
+    return lines
+
+
+def prefill_table(models: list[str], *, quick: bool) -> list[str]:
+    """Lines of the best forms and of PyTorch's attention, by model and prompts."""
+    lines = []
+    for model, (title, rows) in itertools.product(models, PROMPTS.items()):
+        heads, kv_heads = HEADS[model]
+        step = Prefill(heads, kv_heads, rows)
+        chosen = choose_prefill(heads // kv_heads, DIM, 2)
+        forms = [chosen] if quick else PREFILL_FORMS
+        if title != "1 x 8192" and not quick:
+            check_forms(step, forms)
+        timed = {
+            form: step.seconds(form) for form in forms if not _obstacle(partial(step.call, form))
+        }
+        timed.setdefault(chosen, step.seconds(chosen))
+        best = sorted(timed, key=lambda form: timed[form])
+        for label, form in [("chosen", chosen), *(("best", each) for each in best[:4])]:
+            rate = step.operations / timed[form] / 1e12
+            lines.append(
+                f"prefill {model:5} {title:20} {timed[form] * 1e6:8.1f} us {rate:5.0f} TFLOP/s  {label:6} {_name(form)}"
+            )
+        if step.even:
+            for backend in (SDPBackend.CUDNN_ATTENTION, SDPBackend.FLASH_ATTENTION):
+                lines.append(f"prefill {model:5} {title:20} {_fused_line(step, backend)}")
+        del step
+        torch.cuda.empty_cache()
+    return lines
+
+
+def _fused_line(step: Prefill, backend: SDPBackend) -> str:
+    try:
+        spans = step.fused(backend)
+    except RuntimeError as error:
+        return f"{backend.name} does not run: {str(error).splitlines()[0][:80]}"
+    rate = step.operations / spans["attend"] / 1e12
+    return (
+        f"{spans['attend'] * 1e6:8.1f} us {rate:5.0f} TFLOP/s  {backend.name}, "
+        f"and {spans['gather'] * 1e6:.1f} us of gathering"
+    )
+
+
+def main() -> None:
+    """Check, compile, time, print."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("kinds", nargs="*", default=["decode", "prefill"])
+    parser.add_argument("--models", nargs="*", default=list(HEADS), choices=list(HEADS))
+    parser.add_argument("--quick", action="store_true", help="the chosen forms alone")
+    parser.add_argument("--workers", type=int, default=12)
+    options = parser.parse_args()
+    if not options.quick:
+        _compile_all(options.workers, options.kinds, options.models)
+    check()
+    lines: list[str] = []
+    if "decode" in options.kinds:
+        lines += decode_table(options.models, quick=options.quick)
+    if "prefill" in options.kinds:
+        lines += prefill_table(options.models, quick=options.quick)
+    print("\n".join(lines))
+
+
+if __name__ == "__main__":
+    main()

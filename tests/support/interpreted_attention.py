@@ -1,0 +1,107 @@
+"""How far are the forms of Triton's paged attention from the reference, interpreted on the CPU?
+
+Run as a process of its own with TRITON_INTERPRET=1. Prints the largest difference of every case by form, as a part of
+the case's tolerance, and what the counters of merged splits hold afterwards.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from tests.support.interpreted import mend_interpreter
+from tokamak.ops.case import difference
+from tokamak.ops.paged_attention.cases import paged_attention_cases
+from tokamak.ops.paged_attention.reference import paged_attention
+
+ROOT = Path(__file__).resolve().parents[2]
+FORMS = ("chosen", "three splits", "four splits merged afterwards", "one loop")
+
+
+def interpreted_forms() -> dict[str, dict[str, float]]:
+    """By form, the largest difference of each case over its tolerance; `counters` of zero and others."""
+    command = [sys.executable, "-m", "tests.support.interpreted_attention"]
+    environment = os.environ | {"TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(
+        command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def mend_dots() -> None:
+    """Multiply bfloat16 as numbers: the interpreter keeps them as 16-bit integers and multiplies those."""
+    import triton.language as tl
+    from triton.runtime import interpreter
+
+    dot = interpreter.InterpreterBuilder.create_dot
+
+    def wide(handle):
+        if handle.dtype.scalar != tl.bfloat16:
+            return handle
+        numbers = (handle.data.astype(np.uint32) << 16).view(np.float32)
+        return interpreter.TensorHandle(numbers, tl.float32)
+
+    def multiplied(self, a, b, d, input_precision, max_num_imprecise_acc):
+        return dot(self, wide(a), wide(b), d, input_precision, max_num_imprecise_acc)
+
+    interpreter.InterpreterBuilder.create_dot = multiplied
+
+
+def _forms() -> dict[str, Callable[..., None]]:
+    """What each form calls for a case of its kind: the backend, decode twice, prefill."""
+    from tokamak.ops.paged_attention.triton import triton_paged_attention
+    from tokamak.ops.paged_attention.triton_decode import DecodeForm, paged_decode
+    from tokamak.ops.paged_attention.triton_prefill import PrefillForm, paged_prefill
+
+    def decode(form):
+        def call(q, k, v, table, lengths, starts, q_width, scale, window, out):
+            del starts
+            paged_decode(q, k, v, table, lengths, q_width, scale, window, out, form)
+
+        return call
+
+    def prefill(q, k, v, table, lengths, starts, q_width, scale, window, out):
+        del q_width
+        form = PrefillForm(32, 32, 4, 2, one_loop=True)
+        paged_prefill(q, k, v, table, lengths, starts, scale, window, out, form)
+
+    kinds = (
+        triton_paged_attention,
+        decode(DecodeForm(3, 32, 4, 3, "here")),
+        decode(DecodeForm(4, 16, 4, 3, "after")),
+        prefill,
+    )
+    return dict(zip(FORMS, kinds, strict=True))
+
+
+def _main() -> None:
+    mend_interpreter()
+    mend_dots()
+    gaps: dict[str, dict[str, float]] = {form: {} for form in FORMS}
+    forms = _forms()
+    for case in paged_attention_cases:
+        expected = case.outcome(paged_attention.reference)
+        q, *_, q_width, _, _, _ = case.make()
+        assert isinstance(q, torch.Tensor)
+        for form, call in forms.items():
+            fits = q.dtype == torch.float32 and len(q) and (q_width or "splits" not in form)
+            if form == "chosen" or fits:
+                gaps[form][case.name] = difference(case.outcome(call), expected) / case.tolerance
+    from tokamak.ops.paged_attention.triton_decode import arrivals
+
+    counters = arrivals(torch.device("cpu"))
+    assert counters is not None
+    gaps["counters"] = {"raised": int(counters.count_nonzero())}
+    sys.stdout.write(json.dumps(gaps) + "\n")
+
+
+if __name__ == "__main__":
+    _main()

@@ -1,0 +1,366 @@
+# pyright: reportArgumentType=false, reportCallIssue=false
+"""How do rows of one width attend on a GPU? One program per request, key head and split of its cached tokens.
+
+The query heads of a key head and the queries of a request are the rows of one tile, so a cached row is read once.
+Tiles of keys go to the splits in turn, each split keeps a running softmax, and whoever is last of a request's
+splits merges them (`merge="here"`), or a second kernel does. The grid depends on sizes alone; how many splits
+have work, the device decides from the lengths.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Literal
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from tokamak.errors import LateBuffer
+
+MERGE_NUMBERS = 8192
+"""Partial sums a merging program holds at a time."""
+COUNTERS = 1 << 14
+"""Requests times key heads whose splits are counted at a time; a larger call merges afterwards."""
+STREAMS = 32
+PROGRAMS_PER_PROCESSOR = 2
+"""Programs per multiprocessor that a step of few requests is split into."""
+MOST_SPLITS = 32
+VARYING = ("window", "table_blocks")
+"""Arguments whose numbers make no kernel of their own; of the next, whose alignment makes none."""
+SLICED = ("table_ptr", "lengths_ptr")
+
+LOG2E: tl.constexpr = tl.constexpr(1.4426950408889634)
+NEVER: tl.constexpr = tl.constexpr(-1e30)
+"""A score no key reaches; finite, so that differences of two are not NaN."""
+
+
+@triton.jit
+def _merge_rows(
+    partial_ptr,
+    out_ptr,
+    pair,
+    pairs,
+    used,
+    row,
+    stride_out_token,
+    stride_out_head,
+    DIM: tl.constexpr,
+    WIDE_DIM: tl.constexpr,
+    GROUPS: tl.constexpr,
+    Q_ROWS: tl.constexpr,
+    SPLITS: tl.constexpr,
+    WIDE_SPLITS: tl.constexpr,
+    MERGE_ROWS: tl.constexpr,
+):
+    """Add up the splits of some query rows, each by its share of the softmax. `out_ptr`: of the pair's first row."""
+    splits = tl.arange(0, WIDE_SPLITS)
+    rows = row + tl.arange(0, MERGE_ROWS)
+    cols = tl.arange(0, WIDE_DIM)
+    at = (pair.to(tl.int64) * SPLITS + splits[:, None]) * Q_ROWS + rows[None, :]
+    there = (splits < used)[:, None] & (rows < Q_ROWS)[None, :]
+    stats_ptr = partial_ptr + pairs.to(tl.int64) * (SPLITS * Q_ROWS * DIM)
+    most = tl.load(stats_ptr + at * 2, mask=there, other=NEVER, cache_modifier=".cg")
+    total = tl.load(stats_ptr + at * 2 + 1, mask=there, other=0.0, cache_modifier=".cg")
+    sums = tl.load(
+        partial_ptr + at[:, :, None] * DIM + cols[None, None, :],
+        mask=there[:, :, None] & (cols < DIM)[None, None, :],
+        other=0.0,
+        cache_modifier=".cg",
+    )
+    shares = tl.exp2(most - tl.max(most, axis=0)[None, :])
+    mixed = tl.sum(sums * shares[:, :, None], axis=0)
+    mixed = mixed / tl.sum(shares * total, axis=0)[:, None]
+    tl.store(
+        out_ptr
+        + (rows // GROUPS)[:, None] * stride_out_token
+        + (rows % GROUPS)[:, None] * stride_out_head
+        + cols[None, :],
+        mixed.to(out_ptr.dtype.element_ty),
+        mask=(rows < Q_ROWS)[:, None] & (cols < DIM)[None, :],
+    )
+
+
+@triton.jit(do_not_specialize=VARYING, do_not_specialize_on_alignment=SLICED)
+def _paged_decode_kernel(
+    q_ptr,
+    k_ptr,
+    v_ptr,
+    table_ptr,
+    lengths_ptr,
+    out_ptr,
+    partial_ptr,
+    arrived_ptr,
+    scale,
+    window,
+    kv_heads,
+    table_blocks,
+    stride_q_token,
+    stride_q_head,
+    stride_k_block,
+    stride_k_head,
+    stride_k_row,
+    stride_v_block,
+    stride_v_head,
+    stride_v_row,
+    stride_table_request,
+    stride_out_token,
+    stride_out_head,
+    DIM: tl.constexpr,
+    WIDE_DIM: tl.constexpr,
+    GROUPS: tl.constexpr,
+    Q_WIDTH: tl.constexpr,
+    ROWS: tl.constexpr,
+    BLOCK_TOKENS: tl.constexpr,
+    TILE: tl.constexpr,
+    SPLITS: tl.constexpr,
+    WIDE_SPLITS: tl.constexpr,
+    MERGE_ROWS: tl.constexpr,
+    WINDOWED: tl.constexpr,
+    MERGE_HERE: tl.constexpr,
+):
+    Q_ROWS: tl.constexpr = GROUPS * Q_WIDTH
+    pair, split = tl.program_id(0), tl.program_id(1)
+    request, head = pair // kv_heads, pair % kv_heads
+    in_tile = tl.arange(0, TILE)
+    rows, cols = tl.arange(0, ROWS), tl.arange(0, WIDE_DIM)
+    inside = cols < DIM
+    table = table_ptr + request.to(tl.int64) * stride_table_request
+    tile = split
+    # Asked for before the length is here, so that the two are waited for at once.
+    entries = (tile * TILE + in_tile) // BLOCK_TOKENS
+    blocks = tl.load(table + entries, mask=entries < table_blocks, other=0)
+    length = tl.load(lengths_ptr + request)
+    head64 = head.to(tl.int64)
+    tokens = request.to(tl.int64) * Q_WIDTH
+    q = tl.load(
+        q_ptr
+        + (tokens + rows // GROUPS)[:, None] * stride_q_token
+        + (head64 * GROUPS + rows % GROUPS)[:, None] * stride_q_head
+        + cols[None, :],
+        mask=(rows < Q_ROWS)[:, None] & inside[None, :],
+        other=0.0,
+    )
+    tiles = tl.cdiv(length, TILE)
+    first = 0
+    if WINDOWED:
+        first = tl.maximum(length - Q_WIDTH + 1 - window, 0) // TILE
+    used = tl.minimum(tiles - first, SPLITS)
+    if split >= used:
+        return
+    if WINDOWED:
+        tile = first + split
+        entries = (tile * TILE + in_tile) // BLOCK_TOKENS
+        blocks = tl.load(table + entries, mask=entries < table_blocks, other=0)
+    positions = length - Q_WIDTH + rows // GROUPS
+    k_base = k_ptr + head64 * stride_k_head + cols[None, :]
+    v_base = v_ptr + head64 * stride_v_head + cols[None, :]
+    row_in_block = in_tile % BLOCK_TOKENS
+    most = tl.full((ROWS,), NEVER, tl.float32)
+    total = tl.zeros((ROWS,), tl.float32)
+    mixed = tl.zeros((ROWS, WIDE_DIM), tl.float32)
+    for at_tile in range(tile, tiles, SPLITS):
+        at = at_tile * TILE + in_tile
+        there = (at < length)[:, None] & inside[None, :]
+        ahead = at + SPLITS * TILE
+        row_at = (at % BLOCK_TOKENS) if TILE % BLOCK_TOKENS else row_in_block
+        place = blocks.to(tl.int64)[:, None]
+        k = tl.load(
+            k_base + place * stride_k_block + row_at[:, None] * stride_k_row, mask=there, other=0.0
+        )
+        v = tl.load(
+            v_base + place * stride_v_block + row_at[:, None] * stride_v_row, mask=there, other=0.0
+        )
+        blocks = tl.load(table + ahead // BLOCK_TOKENS, mask=ahead < length, other=0)
+        scores = tl.dot(q, tl.trans(k.to(q.dtype)), input_precision="ieee") * (scale * LOG2E)
+        seen = at[None, :] <= positions[:, None]
+        if WINDOWED:
+            seen &= at[None, :] > positions[:, None] - window
+        scores = tl.where(seen, scores, NEVER)
+        larger = tl.maximum(most, tl.max(scores, axis=1))
+        shares = tl.exp2(scores - larger[:, None])
+        fade = tl.exp2(most - larger)
+        total = total * fade + tl.sum(shares, axis=1)
+        mixed = tl.dot(
+            shares.to(q.dtype), v.to(q.dtype), mixed * fade[:, None], input_precision="ieee"
+        )
+        most = larger
+    out = out_ptr + tokens * stride_out_token + head64 * GROUPS * stride_out_head
+    real = (rows < Q_ROWS)[:, None] & inside[None, :]
+    if used == 1:
+        tl.store(
+            out
+            + (rows // GROUPS)[:, None] * stride_out_token
+            + (rows % GROUPS)[:, None] * stride_out_head
+            + cols[None, :],
+            (mixed / total[:, None]).to(out_ptr.dtype.element_ty),
+            mask=real,
+        )
+    else:
+        pairs = tl.num_programs(0)
+        mine = (pair.to(tl.int64) * SPLITS + split) * Q_ROWS + rows
+        stats_ptr = partial_ptr + pairs.to(tl.int64) * (SPLITS * Q_ROWS * DIM)
+        tl.store(partial_ptr + mine[:, None] * DIM + cols[None, :], mixed, mask=real)
+        tl.store(stats_ptr + mine * 2, most, mask=rows < Q_ROWS)
+        tl.store(stats_ptr + mine * 2 + 1, total, mask=rows < Q_ROWS)
+        if MERGE_HERE:
+            # All threads have stored; the one that counts releases what they stored, the last acquires it.
+            tl.debug_barrier()
+            before = tl.atomic_add(arrived_ptr + pair, 1, sem="acq_rel", scope="gpu")
+            if before == used - 1:
+                for row in range(0, Q_ROWS, MERGE_ROWS):
+                    _merge_rows(
+                        partial_ptr, out, pair, pairs, used, row, stride_out_token, stride_out_head,
+                        DIM, WIDE_DIM, GROUPS, Q_ROWS, SPLITS, WIDE_SPLITS, MERGE_ROWS,
+                    )  # fmt: skip
+                tl.store(arrived_ptr + pair, 0)
+
+
+@triton.jit(do_not_specialize=VARYING, do_not_specialize_on_alignment=SLICED)
+def _merge_splits_kernel(
+    partial_ptr,
+    lengths_ptr,
+    out_ptr,
+    window,
+    kv_heads,
+    stride_out_token,
+    stride_out_head,
+    DIM: tl.constexpr,
+    WIDE_DIM: tl.constexpr,
+    GROUPS: tl.constexpr,
+    Q_WIDTH: tl.constexpr,
+    TILE: tl.constexpr,
+    SPLITS: tl.constexpr,
+    WIDE_SPLITS: tl.constexpr,
+    MERGE_ROWS: tl.constexpr,
+    WINDOWED: tl.constexpr,
+):
+    pair = tl.program_id(0)
+    request, head = pair // kv_heads, pair % kv_heads
+    length = tl.load(lengths_ptr + request)
+    first = 0
+    if WINDOWED:
+        first = tl.maximum(length - Q_WIDTH + 1 - window, 0) // TILE
+    used = tl.minimum(tl.cdiv(length, TILE) - first, SPLITS)
+    if used > 1:
+        out = out_ptr + request.to(tl.int64) * Q_WIDTH * stride_out_token
+        out += head.to(tl.int64) * GROUPS * stride_out_head
+        _merge_rows(
+            partial_ptr, out, pair, tl.num_programs(0), used, tl.program_id(1) * MERGE_ROWS,
+            stride_out_token, stride_out_head,
+            DIM, WIDE_DIM, GROUPS, GROUPS * Q_WIDTH, SPLITS, WIDE_SPLITS, MERGE_ROWS,
+        )  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class DecodeForm:
+    """How a decode call is cut and compiled."""
+
+    splits: int
+    """Programs per request and key head, at most."""
+    tile: int
+    """Keys per turn of the loop."""
+    warps: int
+    stages: int
+    merge: Literal["here", "after"]
+    """Whether the last program of a request's splits merges them, or a second kernel."""
+
+
+def splits_of(requests: int, kv_heads: int, processors: int) -> int:
+    """Into how many splits the cached tokens of a request are cut: a power of two, fewer where requests fill the device.
+
+    It does not depend on how wide a block table is, so a recorded call and an eager one add in the same order.
+    """
+    room = PROGRAMS_PER_PROCESSOR * processors // max(requests * kv_heads, 1)
+    return min(1 << max(room.bit_length() - 1, 0), MOST_SPLITS)
+
+
+@lru_cache(maxsize=16)
+def _processors(device: torch.device) -> int:
+    """Multiprocessors of a GPU; 1 where an interpreter runs the kernels on a CPU."""
+    if device.type == "cpu":
+        return 1
+    return torch.cuda.get_device_properties(device).multi_processor_count
+
+
+def choose_form(requests: int, kv_heads: int, device: torch.device) -> DecodeForm:
+    """The form for a call of these sizes. Of AMD's barrier nobody promises that stores of others are done."""
+    splits = splits_of(requests, kv_heads, _processors(device))
+    return DecodeForm(splits, 64, 4, 3, "here" if torch.version.hip is None else "after")
+
+
+_ARRIVED: dict[torch.device, Tensor] = {}
+"""How many splits of a request and key head are done, int32 [STREAMS, COUNTERS]. All zero between calls."""
+_STREAMS: dict[tuple[torch.device, int], int] = {}
+"""Which row of the counters a stream has: calls on two streams may run at once."""
+
+
+def arrivals(device: torch.device) -> Tensor | None:
+    """The counters of the current stream, int32 [COUNTERS]; None for streams beyond STREAMS.
+
+    Raises:
+        LateBuffer: the first call on the device is being recorded.
+    """
+    is_gpu = device.type == "cuda"
+    if device not in _ARRIVED:
+        if is_gpu and torch.cuda.is_current_stream_capturing():
+            raise LateBuffer(
+                f"the first decode step on {device} is being recorded, and its counters must outlive that",
+                hint="run a decode step before recording one",
+            )
+        _ARRIVED[device] = torch.zeros((STREAMS, COUNTERS), dtype=torch.int32, device=device)
+    stream = torch.cuda.current_stream(device).cuda_stream if is_gpu else 0
+    row = _STREAMS.setdefault((device, stream), len(_STREAMS))
+    return _ARRIVED[device][row] if row < STREAMS else None
+
+
+def paged_decode(
+    q: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    block_table: Tensor,
+    lengths: Tensor,
+    q_width: int,
+    scale: float,
+    window: int,
+    out: Tensor,
+    form: DecodeForm,
+) -> None:
+    """Attend from `q_width` rows of every request; arguments as of the op `paged_attention`."""
+    _, kv_heads, block_tokens, head_dim = k_cache.shape
+    requests, groups = lengths.shape[0], q.shape[1] // kv_heads
+    pairs, rows = requests * kv_heads, groups * q_width
+    splits, wide_splits = form.splits, triton.next_power_of_2(form.splits)
+    wide_dim = max(triton.next_power_of_2(head_dim), 16)
+    merge_rows = min(
+        triton.next_power_of_2(rows), max(MERGE_NUMBERS // (wide_splits * wide_dim), 1)
+    )
+    arrived = arrivals(q.device) if form.merge == "here" and pairs <= COUNTERS else None
+    here = arrived is not None
+    partial = out
+    if splits > 1:
+        room = pairs * splits * rows * (head_dim + 2)
+        partial = torch.empty(room, dtype=torch.float32, device=q.device)
+    _paged_decode_kernel[(pairs, splits)](
+        q, k_cache, v_cache, block_table, lengths, out, partial,
+        lengths if arrived is None else arrived,
+        scale, window, kv_heads, block_table.shape[1],
+        q.stride(0), q.stride(1),
+        k_cache.stride(0), k_cache.stride(1), k_cache.stride(2),
+        v_cache.stride(0), v_cache.stride(1), v_cache.stride(2),
+        block_table.stride(0), out.stride(0), out.stride(1),
+        DIM=head_dim, WIDE_DIM=wide_dim, GROUPS=groups, Q_WIDTH=q_width,
+        ROWS=max(triton.next_power_of_2(rows), 16), BLOCK_TOKENS=block_tokens, TILE=form.tile,
+        SPLITS=splits, WIDE_SPLITS=wide_splits, MERGE_ROWS=merge_rows,
+        WINDOWED=window > 0, MERGE_HERE=here and splits > 1,
+        num_warps=form.warps, num_stages=form.stages,
+    )  # fmt: skip
+    if splits > 1 and not here:
+        _merge_splits_kernel[(pairs, triton.cdiv(rows, merge_rows))](
+            partial, lengths, out, window, kv_heads, out.stride(0), out.stride(1),
+            DIM=head_dim, WIDE_DIM=wide_dim, GROUPS=groups, Q_WIDTH=q_width, TILE=form.tile,
+            SPLITS=splits, WIDE_SPLITS=wide_splits, MERGE_ROWS=merge_rows, WINDOWED=window > 0,
+            num_warps=4,
+        )  # fmt: skip
