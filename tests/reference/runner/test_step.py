@@ -38,6 +38,7 @@ from tokamak.errors import (
 from tokamak.graphs.sim import SimBackend
 from tokamak.layers.attention.gqa import GroupedQueryAttention
 from tokamak.layers.attention.prepare import AttnBuilder
+from tokamak.layers.build import Build
 from tokamak.models.llama.llama import Llama
 from tokamak.runner.assemble import Rank, assemble
 from tokamak.runner.forward import Forward
@@ -268,6 +269,22 @@ def test_a_ghost_that_is_delivered_is_found(start, golden, monkeypatch):
 
     assert ran.late
     assert ran.tokens != golden.tokens
+
+
+def test_a_start_that_can_record_nothing_serves_eagerly(start, golden, monkeypatch, tmp_path):
+    def reads_to_the_host(self, *, token_graph: bool) -> list[str]:
+        return ["attention"]
+
+    monkeypatch.setenv(CACHE_VARIABLE, str(tmp_path))
+    monkeypatch.setattr(Build, "unrecordable", reads_to_the_host)
+    core, executor = start("startup")
+
+    ran = run(core, executor, {"r1": golden.cases["r1"]})
+
+    assert ran.tokens == {"r1": golden.tokens["r1"]}
+    assert executor.rank.start.cost.source == "default"
+    reason = "attention reads numbers to the host"
+    assert executor.rank.runner.recorder.off == {"decode": reason, "prefill": reason}
 
 
 # --- one step, part by part ---------------------------------------------------------------------

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from tests.support.factory import a_request, a_result, a_scheduler
+from tokamak.core.plan import StepPlan
 from tokamak.graphs.ladder import Ladder
 from tokamak.runner.dummy import dummy_plan
 from tokamak.runner.exchange import (
@@ -51,6 +52,22 @@ def test_the_widest_decode_row_is_told():
 
     assert rank_row(plan).max_query == 4
     assert rank_row(dummy_plan(prefill_tokens=9, decode_rows=0)).max_query == 1
+
+
+def test_a_plan_without_rows_has_no_work_and_a_place_in_the_group_s_step():
+    row = rank_row(StepPlan.empty(12))
+
+    assert row == RankRow(
+        seq=12,
+        has_work=0,
+        scheduled_tokens=0,
+        scheduled_requests=0,
+        prefill_rows=0,
+        max_query=1,
+        eager_demand=0,
+        draft_rows=0,
+        config_hash=0,
+    )
 
 
 def test_a_lone_rank_hears_itself_and_agrees_with_itself():
