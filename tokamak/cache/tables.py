@@ -8,6 +8,7 @@ from torch import Tensor
 
 from tokamak.cache.blocks import NULL_BLOCK
 from tokamak.core.plan import Grants
+from tokamak.device.staging import staged
 
 
 class BlockTables:
@@ -26,5 +27,5 @@ class BlockTables:
     def apply(self, grants: Grants) -> None:
         """Write grants, in stream order. The fill of a step does this for those in its arena."""
         packed = np.stack([grants.groups, grants.slots, grants.entries, grants.block_ids])
-        device = torch.from_numpy(packed).to(self.tables.device, non_blocking=True)
+        device = staged(packed, self.tables.device)
         self.tables[device[0], device[1], device[2]] = device[3]

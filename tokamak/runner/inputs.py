@@ -18,6 +18,7 @@ from tokamak.cache.tables import BlockTables
 from tokamak.cache.view import PagedBuffers, PagedView, Site
 from tokamak.core.inputs import StepInputs
 from tokamak.core.plan import Admission, Grants, Int32s, StepPlan, StepShape
+from tokamak.device.staging import staged
 from tokamak.device.waits import HostWaits
 from tokamak.errors import ArenaOverflow, ShapeInvariant
 from tokamak.layers.build import Build
@@ -141,7 +142,7 @@ class InputArena:
 
     def admit(self, admission: Admission) -> None:
         """Write a new request's known tokens into its slot's history; its block table starts empty."""
-        known = torch.from_numpy(admission.token_ids).to(self.history.device, non_blocking=True)
+        known = staged(admission.token_ids, self.history.device)
         self.history[admission.slot, : len(known)] = known
         self.tables.clear(admission.slot)
 

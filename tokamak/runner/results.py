@@ -1,7 +1,8 @@
 """What a step gave, on its way from the device to the host.
 
-The copy of its tokens starts as soon as the step is launched. Whoever asks first, the preparation of the next
-step or the delivery, waits for it; the other finds it there.
+The copy of its tokens starts as soon as the step is launched, and with it that of the scores' peaks, which tell
+whether they were usable. Whoever asks first, the preparation of the next step or the delivery, waits for it; the
+other finds it there.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from torch import Tensor
 from tokamak.core.plan import Int32s, RowResult, StepPlan, StepResult, TokenLogprobs
 from tokamak.device.waits import HostWaits
 from tokamak.runner.status import NO_TOKEN, PrevStatus
-from tokamak.sampling.sampler import Sampled
+from tokamak.sampling.sampler import HARMLESS_ID, Sampled, bad_peaks
 
 
 class InFlightResult:
@@ -33,6 +34,7 @@ class InFlightResult:
         prompt_logprobs: Mapping[int, Sequence[TokenLogprobs]],
         *,
         token_ids: Tensor,
+        peaks: Tensor | None = None,
         arrival: Callable[[], None] | None,
         waits: HostWaits,
     ) -> None:
@@ -40,6 +42,8 @@ class InFlightResult:
         self._sampled = sampled
         self._prompt_logprobs = prompt_logprobs
         self._token_ids = token_ids
+        self._peaks = peaks
+        self._errors = sampled.errors
         self._arrival = arrival
         self._waits = waits
         self._lock = threading.Lock()
@@ -56,15 +60,27 @@ class InFlightResult:
 
         prompt_logprobs: by request row, entries of the prompt positions this step scored.
         """
-        token_ids, arrival = sampled.token_ids, None
+        token_ids, peaks, arrival = sampled.token_ids, sampled.peaks, None
         if token_ids.is_cuda:
-            host = torch.empty(token_ids.shape, dtype=token_ids.dtype, pin_memory=True)
-            host.copy_(token_ids, non_blocking=True)
+            packed = token_ids[None]
+            if peaks is not None:
+                packed = torch.stack((token_ids, peaks.view(torch.int32)))
+            host = torch.empty(packed.shape, dtype=torch.int32, pin_memory=True)
+            host.copy_(packed, non_blocking=True)
             event = torch.cuda.Event()
             event.record()
-            token_ids, arrival = host, event.synchronize
+            arrival = event.synchronize
+            token_ids = host[0]
+            if peaks is not None:
+                peaks = host[1].view(torch.float32)
         return cls(
-            plan, sampled, prompt_logprobs, token_ids=token_ids, arrival=arrival, waits=waits
+            plan,
+            sampled,
+            prompt_logprobs,
+            token_ids=token_ids,
+            peaks=peaks,
+            arrival=arrival,
+            waits=waits,
         )
 
     def arrive(self) -> Int32s:
@@ -73,6 +89,11 @@ class InFlightResult:
             if self._arrival is not None:
                 self._waits.wait(self._arrival)
                 self._arrival = None
+            if self._peaks is not None:
+                bad = bad_peaks(self._peaks.numpy())
+                self._token_ids[list(bad)] = HARMLESS_ID
+                self._errors = {**bad, **self._errors}
+                self._peaks = None
         return self._token_ids.numpy()
 
     def status(self) -> PrevStatus:
@@ -103,7 +124,7 @@ class InFlightResult:
                     logprobs=() if logprobs is None else (logprobs,),
                     prompt_logprobs=tuple(self._prompt_logprobs.get(row, ())),
                     complete=at in sampled.finished,
-                    error=sampled.errors.get(at, ""),
+                    error=self._errors.get(at, ""),
                 )
             )
             first = end

@@ -55,6 +55,8 @@ class ModelRunner:
         self._preparation = preparation
         self._forward = forward
         self._sampler = sampler
+        # Steps that need numbers on the host are counted with the others.
+        sampler.waits = waits
         self._exchange = exchange
         self._table = table
         self._previous = previous
@@ -129,6 +131,7 @@ class ModelRunner:
         slots = plan.slots[rows]
         positions = (plan.computed_before + plan.query_lens)[rows]
         logits = self._model.logits(hidden.index_select(0, context.inputs.logit_rows))
-        sampled = self._sampler.sample(logits, slots, positions, self._inputs.history)
-        self._inputs.remember(*self._inputs.sampled, sampled.token_ids)
+        where = self._inputs.sampled
+        sampled = self._sampler.sample(logits, slots, positions, self._inputs.history, where)
+        self._inputs.remember(*where, sampled.token_ids)
         return sampled

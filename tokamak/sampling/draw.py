@@ -4,6 +4,8 @@ A row that cuts nothing draws by inverse CDF over the vocabulary in id order. A 
 top-p of what is left, then min-p) draws over its kept tokens, most likely first, then lowest id. The
 vocabulary is not sorted: the cut is looked for among a few of the highest scores, and only where those
 do not settle it among more. Cuts and cumulative sums are float64, so where a cut was found changes nothing.
+On a device nobody asks whether a few settle it, which would be a wait: they do where top-k says so, and
+elsewhere the whole row is sorted.
 """
 
 from __future__ import annotations
@@ -16,13 +18,18 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from tokamak.device.staging import staged
 from tokamak.ops.sample import BLOCK_TOKENS, token_weights
 from tokamak.sampling import scan
+from tokamak.sampling.device_table import Numbers
 from tokamak.sampling.noise import Float64s
 from tokamak.sampling.slot_table import Int64s
 
 CANDIDATES = (64, 256, 4096)
 """How many of the highest scores are looked at, one after the other; the whole row comes last."""
+
+SORTED_ROWS = 64
+"""Rows sorted as a whole at a time on a device; bounds the memory of a step."""
 
 FIRST_CANDIDATES = 256
 """Where to begin unless top-k says that fewer will do."""
@@ -33,22 +40,37 @@ Weigh = Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]
 
 @dataclass(frozen=True, slots=True)
 class Draw:
-    """What some rows need to draw, all [rows]."""
+    """What some rows ask for, all [rows]: arrays to decide with on the host, numbers to compute with."""
 
-    temperature: Float64s
     top_k: Int64s  # vocab where off
     top_p: Float64s  # 1 where off
     min_p: Float64s  # 0 where off
-    uniforms: Float64s
+    numbers: Numbers
 
-    def at(self, rows: Int64s) -> Draw:
-        """The same for some of the rows."""
+    @classmethod
+    def of(
+        cls,
+        *,
+        temperature: Float64s,
+        top_k: Int64s,
+        top_p: Float64s,
+        min_p: Float64s,
+        uniforms: Float64s,
+    ) -> Draw:
+        """A draw whose numbers stay on the host."""
+        columns = [
+            torch.from_numpy(values)[:, None]
+            for values in (temperature, top_p, min_p, top_k, uniforms)
+        ]
+        return cls(top_k, top_p, min_p, Numbers(*columns))
+
+    def at(self, rows: Int64s, index: Tensor) -> Draw:
+        """The same for some of the rows, which are also given as an index on the device."""
         return Draw(
-            self.temperature[rows],
             self.top_k[rows],
             self.top_p[rows],
             self.min_p[rows],
-            self.uniforms[rows],
+            self.numbers.at(index),
         )
 
 
@@ -58,33 +80,38 @@ def draw(
     """Draw a token per row.
 
     scores: [rows, vocab] float32, -inf where ruled out; peaks: [rows] their finite maxima. Returns
-    [rows] int64.
+    [rows] int64. A row without a finite maximum gets some id, on a device only.
     """
     vocab = scores.shape[1]
-    out = torch.empty(scores.shape[0], dtype=torch.int64, device=scores.device)
     whole = (asked.top_k >= vocab) & (asked.top_p >= 1.0) & (asked.min_p <= 0.0)
-    for rows, choose in ((np.flatnonzero(whole), _draw_whole), (np.flatnonzero(~whole), _draw_cut)):
+    if scan.is_on_host(scores):
+        ways = ((whole, _draw_whole), (~whole, _draw_cut))
+    else:
+        few = (asked.top_k < vocab) & (asked.top_k <= CANDIDATES[-1])
+        ways = ((whole, _draw_whole), (few, _draw_few), (~whole & ~few, _draw_all))
+    out = torch.empty(scores.shape[0], dtype=torch.int64, device=scores.device)
+    for chosen, choose in ways:
+        rows = np.flatnonzero(chosen)
         if rows.size == whole.size:
             return choose(scores, peaks, asked, weigh)
         if rows.size:
-            index = torch.from_numpy(rows).to(scores.device)
+            index = staged(rows, scores.device)
             part = scores.index_select(0, index)
-            out[index] = choose(part, peaks[index], asked.at(rows), weigh)
+            out[index] = choose(part, peaks[index], asked.at(rows, index), weigh)
     return out
 
 
 def _weights(
-    scores: Tensor, peaks: Tensor, temperature: Float64s, weigh: Weigh
+    scores: Tensor, peaks: Tensor, temperature: Tensor, weigh: Weigh
 ) -> tuple[Tensor, Tensor]:
     """Weights by block, and the running sums of the blocks in float64, [rows, blocks]."""
-    inverses = _device(scores, (1.0 / temperature).astype(np.float32))
-    weights, sums = weigh(scores, peaks, inverses)
+    weights, sums = weigh(scores, peaks, (1.0 / temperature[:, 0]).float())
     return weights, sums.double().cumsum(dim=1)
 
 
 def _draw_whole(scores: Tensor, peaks: Tensor, asked: Draw, weigh: Weigh) -> Tensor:
-    weights, ends = _weights(scores, peaks, asked.temperature, weigh)
-    targets = ends[:, -1:] * _device(scores, asked.uniforms)[:, None]
+    weights, ends = _weights(scores, peaks, asked.numbers.temperature, weigh)
+    targets = ends[:, -1:] * asked.numbers.uniforms
     block = _first_above(ends, targets, ends[:, -1:])
     before = functional.pad(ends, (1, 0)).gather(1, block)
     every = torch.arange(scores.shape[0], device=scores.device)
@@ -100,14 +127,36 @@ def _draw_cut(scores: Tensor, peaks: Tensor, asked: Draw, weigh: Weigh) -> Tenso
     pending = np.arange(rows)
     enough = min(int(asked.top_k.max()), FIRST_CANDIDATES)
     for count in (*(count for count in CANDIDATES if enough <= count < vocab), vocab):
-        index = torch.from_numpy(pending).to(scores.device)
+        index = torch.from_numpy(pending)
         part = scores if pending.size == rows else scores.index_select(0, index)
-        chosen, settled = _draw_among(part, peaks[index], totals[index], asked.at(pending), count)
+        among = asked.at(pending, index)
+        chosen, settled = _draw_among(part, peaks[index], totals[index], among, count)
         out[index[settled]] = chosen[settled]
-        pending = pending[~settled.cpu().numpy()]
+        pending = pending[~settled.numpy()]
         if not pending.size:
             break
     return out
+
+
+def _draw_few(scores: Tensor, peaks: Tensor, asked: Draw, weigh: Weigh) -> Tensor:
+    """Draw where no row keeps more tokens than the largest top-k, so that so many candidates settle all."""
+    del weigh
+    no_totals = torch.zeros_like(peaks, dtype=torch.float64)
+    return _draw_among(scores, peaks, no_totals, asked, int(asked.top_k.max()))[0]
+
+
+def _draw_all(scores: Tensor, peaks: Tensor, asked: Draw, weigh: Weigh) -> Tensor:
+    """Draw with whole rows as candidates."""
+    rows, vocab = scores.shape
+    totals = _totals(scores, peaks, asked, weigh)
+    if rows <= SORTED_ROWS:
+        return _draw_among(scores, peaks, totals, asked, vocab)[0]
+    parts: list[Tensor] = []
+    for part in np.split(np.arange(rows), range(SORTED_ROWS, rows, SORTED_ROWS)):
+        cut = slice(int(part[0]), int(part[-1]) + 1)
+        of_part = asked.at(part, torch.arange(cut.start, cut.stop, device=scores.device))
+        parts.append(_draw_among(scores[cut], peaks[cut], totals[cut], of_part, vocab)[0])
+    return torch.cat(parts)
 
 
 def _totals(scores: Tensor, peaks: Tensor, asked: Draw, weigh: Weigh) -> Tensor:
@@ -115,9 +164,9 @@ def _totals(scores: Tensor, peaks: Tensor, asked: Draw, weigh: Weigh) -> Tensor:
     totals = torch.zeros(scores.shape[0], dtype=torch.float64, device=scores.device)
     rows = np.flatnonzero((asked.top_p < 1.0) & (asked.top_k >= scores.shape[1]))
     if rows.size:
-        index = torch.from_numpy(rows).to(scores.device)
+        index = staged(rows, scores.device)
         part = scores if rows.size == scores.shape[0] else scores.index_select(0, index)
-        _, ends = _weights(part, peaks[index], asked.temperature[rows], weigh)
+        _, ends = _weights(part, peaks[index], asked.numbers.temperature[index], weigh)
         totals[index] = ends[:, -1]
     return totals
 
@@ -128,12 +177,10 @@ def _draw_among(
     """Draw from each row's `count` highest scores; also says for which rows those settle it."""
     vocab = scores.shape[1]
     values, ids = scan.largest(scores, count)
-    temperature = _device(scores, asked.temperature)[:, None]
-    weights = torch.exp((values.double() - peaks[:, None].double()) / temperature)
+    numbers = asked.numbers
+    top_k, top_p, min_p = numbers.top_k, numbers.top_p, numbers.min_p
+    weights = torch.exp((values.double() - peaks[:, None].double()) / numbers.temperature)
     sums = weights.cumsum(dim=1)
-    top_k = _device(scores, asked.top_k)[:, None]
-    top_p = _device(scores, asked.top_p)[:, None]
-    min_p = _device(scores, asked.min_p)[:, None]
 
     unknown = vocab + 1  # a cut somewhere past the candidates
     among = sums.gather(1, (top_k - 1).clamp(max=count - 1))
@@ -148,10 +195,11 @@ def _draw_among(
     settled = (kept <= count) & ((by_p <= count) | (top_p >= 1.0) | (top_k <= count))
     if count == vocab:
         settled, kept = torch.ones_like(settled), kept.clamp(max=vocab)
-    kept = kept.clamp(max=count)
+    # At least one, so that a row of NaNs reads nothing outside.
+    kept = kept.clamp(min=1, max=count)
 
     total = sums.gather(1, kept - 1)
-    place = _first_above(sums, total * _device(scores, asked.uniforms)[:, None], total)
+    place = _first_above(sums, total * numbers.uniforms, total)
     return ids.gather(1, place)[:, 0], settled[:, 0]
 
 
@@ -164,7 +212,3 @@ def _first_above(sums: Tensor, targets: Tensor, totals: Tensor) -> Tensor:
     above = (sums <= targets).sum(dim=1, keepdim=True)
     reaches = (sums < totals).sum(dim=1, keepdim=True)
     return torch.minimum(above, reaches)
-
-
-def _device(like: Tensor, values: np.ndarray) -> Tensor:
-    return torch.from_numpy(values).to(like.device)

@@ -5,7 +5,7 @@ Log-probabilities are those of the model itself, before bias, penalties, masks a
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import torch
@@ -16,6 +16,9 @@ from tokamak.ops.sample import token_weights
 from tokamak.sampling import scan
 from tokamak.sampling.draw import Weigh
 
+Read = Callable[[Tensor], np.ndarray]
+"""Brings a tensor's numbers to the host."""
+
 ROWS_AT_ONCE = 64
 """Rows scored together; bounds the extra memory of scoring a long prompt."""
 
@@ -25,6 +28,7 @@ def score(
     chosen_ids: Tensor,
     tops: Sequence[int],
     weigh: Weigh = token_weights.reference,
+    read: Read = Tensor.numpy,
 ) -> list[TokenLogprobs]:
     """Score one token per row, and list the row's `tops[row]` most likely ones.
 
@@ -34,15 +38,15 @@ def score(
     entries: list[TokenLogprobs] = []
     for start in range(0, logits.shape[0], ROWS_AT_ONCE):
         cut = slice(start, start + ROWS_AT_ONCE)
-        entries += _score(logits[cut], chosen_ids[cut].long(), tops[cut], weigh)
+        entries += _score(logits[cut], chosen_ids[cut].long(), tops[cut], weigh, read)
     return entries
 
 
 def _score(
-    logits: Tensor, chosen_ids: Tensor, tops: Sequence[int], weigh: Weigh
+    logits: Tensor, chosen_ids: Tensor, tops: Sequence[int], weigh: Weigh, read: Read
 ) -> list[TokenLogprobs]:
     chosen = logits.gather(1, chosen_ids[:, None])
-    ranks = scan.count_at_least(logits, chosen[:, 0]).tolist()
+    ranks = read(scan.count_at_least(logits, chosen[:, 0])).tolist()
     widest = min(max(tops), logits.shape[1])
     ids = chosen_ids[:, None]
     if widest:
@@ -51,8 +55,8 @@ def _score(
     _, sums = weigh(logits, peaks, torch.ones_like(peaks))
     totals = sums.double().sum(dim=1).log()
     logprobs = (logits.gather(1, ids).double() - peaks.double()[:, None] - totals[:, None]).float()
-    host_ids = ids.cpu().numpy().astype(np.int32)
-    host_logprobs = logprobs.cpu().numpy()
+    host_ids = read(ids).astype(np.int32)
+    host_logprobs = read(logprobs)
     return [
         TokenLogprobs(
             token_ids=host_ids[row, : 1 + top],

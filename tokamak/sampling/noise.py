@@ -11,6 +11,7 @@ import hashlib
 
 import numpy as np
 import numpy.typing as npt
+from torch import Tensor
 
 UInt64s = npt.NDArray[np.uint64]
 Float64s = npt.NDArray[np.float64]
@@ -41,6 +42,24 @@ def uniforms(keys: UInt64s, positions: npt.NDArray[np.int32]) -> Float64s:
     bits = (bits ^ (bits >> np.uint64(27))) * np.uint64(_SECOND)
     bits ^= bits >> np.uint64(31)
     return (bits >> np.uint64(11)).astype(np.float64) * 2.0**-53
+
+
+def uniforms_of(keys: Tensor, positions: Tensor) -> Tensor:
+    """The same numbers on a device, bit by bit. keys: int64 with a key's bits; positions: integers; float64."""
+    bits = keys + (positions.long() + 1) * _signed(_GOLDEN)
+    bits = (bits ^ _shifted(bits, 30)) * _signed(_FIRST)
+    bits = (bits ^ _shifted(bits, 27)) * _signed(_SECOND)
+    return _shifted(bits ^ _shifted(bits, 31), 11).double() * 2.0**-53
+
+
+def _shifted(bits: Tensor, places: int) -> Tensor:
+    """Shift to the right, zeros coming in; PyTorch's own shift repeats the sign."""
+    return (bits >> places) & (_MASK >> places)
+
+
+def _signed(value: int) -> int:
+    """The int64 of these 64 bits; products wrap the same."""
+    return value - (1 << 64) if value >> 63 else value
 
 
 def _mix(value: int) -> int:

@@ -1,21 +1,28 @@
 """How are whole vocabulary rows searched, without sorting them?
 
 Every answer is exact and a row's answer depends on that row alone. Equal scores are ordered by token id.
-On the CPU NumPy does the scans, and a sort sees only tokens above a floor. Elsewhere torch sorts on the
-device.
+On the CPU NumPy does the scans, and a sort sees only tokens above a floor. Elsewhere torch does, on the
+device and without a wait for it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from tokamak.ops.sample import argmax_rows
+
 Float32s = npt.NDArray[np.float32]
 Int64s = npt.NDArray[np.int64]
+
+LikeliestRows = Callable[[Tensor], tuple[Tensor, Tensor]]
+"""The op `argmax_rows`, or a backend of it."""
+
+LOW_BITS = (1 << 32) - 1
 
 GROUP_TOKENS = 64
 """Neighbours whose maximum stands for them: most groups hold no token that is wanted."""
@@ -33,15 +40,29 @@ def argmax(scores: Tensor) -> Tensor:
     return scores.argmax(dim=1)
 
 
+def likeliest(scores: Tensor, find: LikeliestRows = argmax_rows.reference) -> tuple[Tensor, Tensor]:
+    """The `argmax` of each row, and its score: [rows] int64, and [rows] float32.
+
+    scores: [rows, vocab] float32 or bfloat16. find: does it where they are on a device.
+    """
+    if not is_on_host(scores):
+        return find(scores)
+    scores = scores.float()
+    token_ids = argmax(scores)
+    return token_ids, scores.gather(1, token_ids[:, None])[:, 0]
+
+
 def largest(scores: Tensor, count: int) -> tuple[Tensor, Tensor]:
     """The `count` highest scores of each row and their ids, highest first, then lowest id.
 
     scores: [rows, vocab] without NaN; returns [rows, count] in its dtype, and [rows, count] int64.
     """
-    if not is_on_host(scores):
-        values, ids = scores.sort(dim=1, descending=True, stable=True)
-        return values[:, :count], ids[:, :count]
     rows, vocab = scores.shape
+    if not is_on_host(scores):
+        if count == vocab:
+            return scores.sort(dim=1, descending=True, stable=True)
+        ids = LOW_BITS - (_keys(scores).topk(count, dim=1).values & LOW_BITS)
+        return scores.gather(1, ids), ids
     out_values, out_ids = np.empty((rows, count), np.float32), np.empty((rows, count), np.int64)
     groups = vocab // GROUP_TOKENS
     if 2 * count <= groups:
@@ -53,6 +74,15 @@ def largest(scores: Tensor, count: int) -> tuple[Tensor, Tensor]:
         order = np.argsort(-values, kind="stable")[:count]
         out_ids[row], out_values[row] = ids[order], values[order]
     return torch.from_numpy(out_values), torch.from_numpy(out_ids)
+
+
+def _keys(scores: Tensor) -> Tensor:
+    """An int64 per score, all different: ordered as scores are, and then lower ids first. [rows, vocab] float32."""
+    # Adding zero makes the two zeros one.
+    bits = (scores + 0.0).view(torch.int32)
+    order = bits ^ ((bits >> 31) & 0x7FFFFFFF)
+    places = torch.arange(LOW_BITS, LOW_BITS - scores.shape[1], -1, device=scores.device)
+    return (order.long() << 32) + places
 
 
 def count_at_least(scores: Tensor, values: Tensor) -> Tensor:

@@ -1,6 +1,7 @@
 """What does the sampler know of the request in each slot?
 
-One array per parameter, indexed by slot, so that a step looks up all its rows at once. Host memory only.
+One array per parameter, indexed by slot, so that a step looks up all its rows at once. Host memory only;
+`device_table.py` has what a draw reads on a device.
 """
 
 from __future__ import annotations
@@ -9,9 +10,12 @@ from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
+import torch
+from torch import Tensor
 
 from tokamak.core.plan import Int32s
 from tokamak.core.request import SamplingParams
+from tokamak.device.staging import staged
 from tokamak.sampling.grammar_state import GrammarState
 
 Int64s = npt.NDArray[np.int64]
@@ -51,6 +55,8 @@ class SlotTable:
     def __init__(self, slots: int, vocab_tokens: int) -> None:
         self.vocab_tokens = vocab_tokens
         self.greedy = np.ones(slots, np.bool_)
+        self.plain = np.ones(slots, np.bool_)
+        """Greedy, and nothing else: no stage changes its scores and nobody asks for logprobs."""
         self.temperature = np.ones(slots, np.float64)
         self.top_k = np.full(slots, vocab_tokens, np.int64)
         self.top_p = np.ones(slots, np.float64)
@@ -100,6 +106,15 @@ class SlotTable:
         self.has_grammar[slot] = grammar is not None
         self.has_error[slot] = bool(error)
         self.key[slot] = key
+        self.plain[slot] = (
+            self.greedy[slot]
+            and params.repetition_penalty == 1.0
+            and params.presence_penalty == 0.0
+            and params.frequency_penalty == 0.0
+            and params.logprobs is None
+            and not (bias or error or self.min_tokens[slot])
+            and grammar is None
+        )
         self.extras[slot] = SlotExtras(
             bias_ids=np.fromiter(bias.keys(), np.int64, len(bias)),
             bias_values=np.fromiter(bias.values(), np.float32, len(bias)),
@@ -128,6 +143,18 @@ class Rows:
     table: SlotTable
     slots: Int32s  # [rows]
     positions: Int32s  # [rows] tokens so far, the index of the one to be sampled
+    on_device: tuple[Tensor, Tensor] | None = None
+    """The same two on the logits' device, if they are there already."""
+
+    def places(self, rows: Int64s, device: torch.device) -> tuple[Tensor, Tensor]:
+        """Slots and positions of some rows on a device, [some] each."""
+        if self.on_device is not None and rows.size == len(self.slots):
+            return self.on_device
+        if self.on_device is not None:
+            index = staged(rows, device)
+            slots, positions = self.on_device
+            return slots[index], positions[index]
+        return staged(self.slots[rows], device), staged(self.positions[rows], device)
 
     def grammar(self, row: int) -> GrammarState:
         """The grammar of a row that has one."""

@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from tokamak.device.staging import staged
 from tokamak.sampling.slot_table import Int64s, Rows
 
 
@@ -43,7 +44,7 @@ def add_bias(logits: Tensor, rows: Rows, history: History) -> None:
     places = np.concatenate([row * logits.shape[1] + rows.extras(row).bias_ids for row in biased])
     values = np.concatenate([rows.extras(row).bias_values for row in biased])
     flat = logits.view(-1)
-    flat.index_add_(0, _to(flat, places), torch.from_numpy(values).to(flat.device))
+    flat.index_add_(0, _to(flat, places), staged(values, flat.device))
 
 
 def ban_early_end(logits: Tensor, rows: Rows, history: History) -> None:
@@ -73,7 +74,7 @@ def mask_grammar(logits: Tensor, rows: Rows, history: History) -> None:
             later[rows.extras(row).ban_ids] = False
             if later.any():
                 allowed[at] = later
-    hidden = torch.from_numpy(np.logical_not(allowed, out=allowed)).to(logits.device)
+    hidden = staged(np.logical_not(allowed, out=allowed), logits.device)
     for at, row in enumerate(constrained.tolist()):
         logits[row].masked_fill_(hidden[at], float("-inf"))
 
@@ -86,7 +87,7 @@ def penalise_repetition(logits: Tensor, rows: Rows, history: History) -> None:
         return
     ids = _seen(history, rows, chosen, np.zeros_like(rows.positions))
     part = logits if chosen.size == logits.shape[0] else logits[_to(logits, chosen)]
-    factor = torch.from_numpy(factors[chosen]).to(logits.device)[:, None]
+    factor = staged(factors[chosen], logits.device)[:, None]
     values = part.gather(1, ids)
     part.scatter_(1, ids, torch.where(values > 0, values / factor, values * factor))
     if part is not logits:
@@ -105,11 +106,11 @@ def penalise_presence(logits: Tensor, rows: Rows, history: History) -> None:
     lengths = (rows.positions - starts)[chosen]
     real = np.arange(ids.shape[1])[None, :] < lengths[:, None]
     counts = history.counters(logits)[: chosen.size]
-    counts.scatter_add_(1, ids, torch.from_numpy(real).to(logits.device, torch.float32))
+    counts.scatter_add_(1, ids, staged(real, logits.device).float())
     occurrences = counts.gather(1, ids)
     counts.scatter_(1, ids, 0.0)
-    presence = torch.from_numpy(table.presence[slots[chosen]]).to(logits.device)[:, None]
-    frequency = torch.from_numpy(table.frequency[slots[chosen]]).to(logits.device)[:, None]
+    presence = staged(table.presence[slots[chosen]], logits.device)[:, None]
+    frequency = staged(table.frequency[slots[chosen]], logits.device)[:, None]
     part = logits if chosen.size == logits.shape[0] else logits[_to(logits, chosen)]
     values = part.gather(1, ids)
     part.scatter_(1, ids, values - frequency * occurrences - presence)
@@ -140,4 +141,4 @@ def _seen(history: History, rows: Rows, chosen: Int64s, starts: np.ndarray) -> T
 
 def _to(like: Tensor, values: np.ndarray) -> Tensor:
     """Integers on a tensor's device, as int64 indices."""
-    return torch.from_numpy(values.astype(np.int64, copy=False)).to(like.device)
+    return staged(values.astype(np.int64, copy=False), like.device)
