@@ -82,8 +82,8 @@ class TinyDecoder(Model):
         """Those of attention and of what follows it, by name."""
         raise NotImplementedError
 
-    def attend(self, x: Tensor, layer: int, step: StepInputs) -> Tensor:
-        """The attention of a layer. x: [tokens, WIDTH]; returns the same shape."""
+    def attend(self, residual: Tensor, norm: RMSNorm, layer: int, step: StepInputs) -> Tensor:
+        """What the attention of a layer adds to the residual stream. [tokens, WIDTH], as what it returns."""
         raise NotImplementedError
 
     def feed(self, x: Tensor, layer: int) -> Tensor:
@@ -95,7 +95,7 @@ class TinyDecoder(Model):
         residual = self._embedding(step.token_ids)
         for layer in range(LAYERS):
             before, after = self._norms[2 * layer : 2 * layer + 2]
-            residual = residual + self.attend(before(residual), layer, step)
+            residual = residual + self.attend(residual, before, layer, step)
             residual = residual + self.feed(after(residual), layer)
         return residual
 
@@ -117,11 +117,11 @@ class RoutedExperts:
         scores = self.router(x)
         best, chosen = scores.topk(CHOSEN_EXPERTS, dim=-1)
         gates = torch.zeros_like(scores).scatter(1, chosen, best.softmax(-1))
-        mixed = self.shared(x)
+        mixed = self.shared.feed(x)
         for at, expert in enumerate(self.experts):
             gate = gates[:, at : at + 1]
             # Not a product alone: in a row that is not a number, the experts it did not choose stay out.
-            mixed = mixed + torch.where(gate > 0, gate * expert(x), 0.0)
+            mixed = mixed + torch.where(gate > 0, gate * expert.feed(x), 0.0)
         return mixed
 
 
@@ -169,9 +169,11 @@ class TinyMoE(TinyDecoder):
         ):
             layer.bind_caches(keys, values)
 
-    def attend(self, x: Tensor, layer: int, step: StepInputs) -> Tensor:
+    def attend(self, residual: Tensor, norm: RMSNorm, layer: int, step: StepInputs) -> Tensor:
         """Grouped-query attention."""
-        return self._attention[layer](x, step)
+        added = self._attention[layer](None, residual, norm, step)
+        assert added is not None, "on a CPU products are left pending"
+        return added
 
     def feed(self, x: Tensor, layer: int) -> Tensor:
         """Routed experts."""
@@ -324,13 +326,13 @@ class TinySparse(TinyDecoder):
         ):
             layer.keys, layer.values = keys, values
 
-    def attend(self, x: Tensor, layer: int, step: StepInputs) -> Tensor:
+    def attend(self, residual: Tensor, norm: RMSNorm, layer: int, step: StepInputs) -> Tensor:
         """Sparse attention."""
-        return self._attention[layer](x, step)
+        return self._attention[layer](norm(residual), step)
 
     def feed(self, x: Tensor, layer: int) -> Tensor:
         """A gated MLP."""
-        return self._mlps[layer](x)
+        return self._mlps[layer].feed(x)
 
 
 def _numbered(experts: Sequence[GatedMLP]) -> list[tuple[str, GatedMLP]]:

@@ -10,8 +10,10 @@ from torch import Tensor
 from tokamak.core.weight import DenseWeight, Weight
 from tokamak.layers.build import Build
 from tokamak.layers.linear import random_matrix
+from tokamak.layers.norm import RMSNorm
 from tokamak.ops.embedding import embed
 from tokamak.ops.linear import PackedLinear
+from tokamak.ops.linear.device import DeviceLinear
 
 
 class Head:
@@ -45,7 +47,15 @@ class Head:
     def __call__(self, x: Tensor) -> Tensor:
         """x: [rows, width]; returns scores [rows, vocab], float32."""
         assert self._packed is not None, "the vocabulary head was called before it was loaded"
+        if isinstance(self._packed, DeviceLinear):
+            return self._packed.scores(x)
         return self._packed(x).float()
+
+    def after_norm(self, hidden: Tensor, norm: RMSNorm) -> Tensor:
+        """Norm rows of the residual stream [rows, width] and score them; returns [rows, vocab], float32."""
+        if isinstance(self._packed, DeviceLinear):
+            return self._packed.scores_after_norm(hidden, norm.weight.values, norm.eps)
+        return self(norm(hidden))
 
 
 class Embedding:

@@ -16,8 +16,10 @@ from torch import Tensor
 
 from tokamak.core.weight import DenseWeight, Weight, concatenate
 from tokamak.layers.build import Build
+from tokamak.layers.norm import RMSNorm
 from tokamak.layers.vector import Vector
 from tokamak.ops.linear import PackedLinear
+from tokamak.ops.linear.device import DeviceLinear
 
 
 class Linear:
@@ -60,6 +62,31 @@ class Linear:
         if self.bias is not None:
             y += self.bias.values
         return y
+
+    @property
+    def fused(self) -> DeviceLinear | None:
+        """The form that takes norms, activations and sums along; None where they are calls of their own."""
+        return (
+            self._packed if self.bias is None and isinstance(self._packed, DeviceLinear) else None
+        )
+
+    def after_norm(self, x: Tensor | None, residual: Tensor, norm: RMSNorm) -> Tensor:
+        """Add what is pending to the residual stream in place, norm the stream and multiply it.
+
+        x: [rows, width] pending, or None; residual: [rows, width]. Returns [rows, sum of part rows].
+        """
+        fused = self.fused
+        if fused is None:
+            return self(norm.add(x, residual))
+        return fused.after_norm(x, residual, norm.weight.values, norm.eps)
+
+    def into(self, x: Tensor, residual: Tensor) -> Tensor | None:
+        """Multiply x and add it to the residual stream in place, or return it pending, for the next norm to add.
+
+        x: [rows, width]; residual: [rows, part rows]. Returns None, or [rows, part rows].
+        """
+        fused = self.fused
+        return self(x) if fused is None else fused.into(x, residual)
 
 
 class _Unloaded:

@@ -10,6 +10,7 @@ from torch import Tensor
 from tokamak.core.weight import DenseWeight, Weight
 from tokamak.layers.build import Build
 from tokamak.layers.linear import Linear
+from tokamak.layers.norm import RMSNorm
 from tokamak.ops.moe_experts import moe_experts
 from tokamak.ops.moe_route import moe_route
 
@@ -93,7 +94,11 @@ class ExpertsMLP:
         self._moe_route = build.bind(moe_route)
         self._moe_experts = build.bind(moe_experts)
 
-    def __call__(self, x: Tensor) -> Tensor:
-        """x: [rows, width]; returns the same shape and dtype."""
+    def __call__(self, x: Tensor | None, residual: Tensor, norm: RMSNorm) -> Tensor:
+        """Feed the normed residual stream through the experts; the result is pending.
+
+        x: [rows, width] pending from the part before, or None; residual: [rows, width]. Returns [rows, width].
+        """
+        x = norm.add(x, residual)
         ids, weights = self._moe_route(self.router(x), self._chosen, self._renormalise)
         return self._moe_experts(x, ids, weights, self.gate_up.values, self.down.values)

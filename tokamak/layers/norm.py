@@ -14,14 +14,16 @@ class RMSNorm:
 
     def __init__(self, build: Build, width: int, eps: float) -> None:
         self.weight = Vector(build, (width,), around=1.0)
-        self._eps = eps
+        self.eps = eps
         self._rms_norm = build.bind(rms_norm)
         self._add_rms_norm = build.bind(add_rms_norm)
 
     def __call__(self, x: Tensor) -> Tensor:
         """Norm x [rows, width]; returns the same shape and dtype."""
-        return self._rms_norm(x, self.weight.values, self._eps)
+        return self._rms_norm(x, self.weight.values, self.eps)
 
-    def add(self, x: Tensor, residual: Tensor) -> Tensor:
-        """Add x to the residual stream in place and norm the sum; all [rows, width]."""
-        return self._add_rms_norm(x, residual, self.weight.values, self._eps)
+    def add(self, x: Tensor | None, residual: Tensor) -> Tensor:
+        """Add x, if anything is pending, to the residual stream in place and norm it; all [rows, width]."""
+        if x is None:
+            return self(residual)
+        return self._add_rms_norm(x, residual, self.weight.values, self.eps)

@@ -115,12 +115,19 @@ def test_the_mlp_gates_with_silu(numbers):
     mlp = GatedMLP(a_build(), 8, 6)
     mlp.gate_up.load([DenseWeight(gate), DenseWeight(up)])
     mlp.down.load([DenseWeight(down)])
+    norm = RMSNorm(a_build(), 8, 0.0)
+    norm.weight.load([DenseWeight(torch.ones(8))])
+    x /= x.pow(2).mean(-1, keepdim=True).sqrt()
 
     wide = x.double()
     opened = wide @ gate.double().T
     inner = opened / (1 + (-opened).exp()) * (wide @ up.double().T)
 
-    torch.testing.assert_close(mlp(x), inner @ down.double().T, **FLOAT64)
+    expected = inner @ down.double().T
+    torch.testing.assert_close(mlp(None, x, norm), expected, **FLOAT64)
+    residual = torch.ones_like(x)
+    torch.testing.assert_close(mlp(x - 1, residual, norm), expected, **FLOAT64)
+    torch.testing.assert_close(residual, x)
 
 
 def test_a_tied_head_scores_with_the_embedding(numbers):
@@ -177,8 +184,12 @@ def test_attention_follows_its_formula(numbers, window, rotary_dim):
     chunk = Chunk(range(tokens), 0, [4, 1, 3])
     context = a_context([chunk], block_tokens=4, layers=[attention])
 
+    norm = RMSNorm(a_build(), width, 0.0)
+    norm.weight.load([DenseWeight(torch.ones(width))])
+    x /= x.pow(2).mean(-1, keepdim=True).sqrt()
+
     with installed(context):
-        mixed = attention(x, context.inputs)
+        mixed = attention(None, x, norm, context.inputs)
 
     expected = attention_in_float64(x, weight, out, angles, heads, kv_heads, head_dim, window)
     torch.testing.assert_close(mixed, expected, rtol=1e-4, atol=1e-4, check_dtype=False)

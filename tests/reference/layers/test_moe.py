@@ -9,6 +9,7 @@ from tests.reference.ops import formulas
 from tests.support.steps import a_build
 from tokamak.core.weight import DenseWeight
 from tokamak.layers.moe import ExpertsMLP, StackedExperts
+from tokamak.layers.norm import RMSNorm
 
 EXPERTS, WIDTH, INNER = 5, 16, 12
 
@@ -81,7 +82,11 @@ def test_rows_go_through_the_experts_their_scores_choose(rows, renormalise):
     mlp.gate_up.load([DenseWeight(part) for part in gate_up.view(-1, INNER, WIDTH)])
     mlp.down.load([DenseWeight(part) for part in down])
 
-    found = mlp(x)
+    norm = RMSNorm(a_build(), WIDTH, 0.0)
+    norm.weight.load([DenseWeight(torch.ones(WIDTH))])
+    x /= x.pow(2).mean(-1, keepdim=True).sqrt()
+
+    found = mlp(None, x, norm)
 
     ids, weights = formulas.moe_route(x.double() @ router.double().T, 2, renormalise)
     chosen, shares = torch.from_numpy(ids), torch.from_numpy(weights)

@@ -14,6 +14,7 @@ from tokamak.core.inputs import StepInputs
 from tokamak.graphs.region import eager_region
 from tokamak.layers.build import Build
 from tokamak.layers.linear import Linear
+from tokamak.layers.norm import RMSNorm
 from tokamak.layers.rows import cut, hand_back
 from tokamak.layers.vector import Vector
 from tokamak.ops.paged_attention import paged_attention
@@ -78,26 +79,31 @@ class GroupedQueryAttention:
         """Take this layer's views, each [blocks, kv_heads, block_tokens, head_dim]."""
         self._keys, self._values = keys, values
 
-    def __call__(self, x: Tensor, step: StepInputs) -> Tensor:
-        """x: [tokens, width]; returns the same shape and dtype. Writes this step's keys and values."""
+    def __call__(
+        self, x: Tensor | None, residual: Tensor, norm: RMSNorm, step: StepInputs
+    ) -> Tensor | None:
+        """Attend from the normed residual stream, and add the result to it or return it pending.
+
+        x: [tokens, width] pending from the part before, or None; residual: [tokens, width]. Returns the same.
+        Writes this step's keys and values.
+        """
         keys, values = self._keys, self._values
         assert keys is not None, "attention was called before its caches were bound"
         assert values is not None, "attention was called before its caches were bound"
-        rows = step.rows[GROUP]
         q = self._rotate_and_cache(
-            self.qkv(x),
+            self.qkv.after_norm(x, residual, norm),
             step.positions,
             self._cos_sin,
             keys,
             values,
-            rows.write_slots,
+            step.rows[GROUP].write_slots,
             None if self.q_norm is None else self.q_norm.values,
             None if self.k_norm is None else self.k_norm.values,
             self._eps,
         )
         out = torch.empty_like(q)
         gqa_attention(q, out, self._number)
-        return self.out(out.view(-1, self._out_width))
+        return self.out.into(out.view(-1, self._out_width), residual)
 
     def attend(self, q: Tensor, out: Tensor, context: StepContext) -> None:
         """The body of the region: one call for prefill rows, one for decode rows, padding filled.

@@ -41,16 +41,13 @@ class Qwen3Layer:
         self.mlp_norm = RMSNorm(build, c.width, c.norm_eps)
         self.mlp = GatedMLP(build, c.width, c.inner_width)
 
-    def __call__(self, x: Tensor | None, residual: Tensor, step: StepInputs) -> Tensor:
-        """Add what the layer before left (None before the first), and return this layer's part.
+    def __call__(self, x: Tensor | None, residual: Tensor, step: StepInputs) -> Tensor | None:
+        """Add what the layer before left pending (None: nothing), and leave this layer's part pending or added.
 
-        x, residual: [tokens, width]; residual is updated in place. Returns [tokens, width].
+        x, residual: [tokens, width]; residual is updated in place. Returns [tokens, width] or None.
         """
-        norm = self.attention_norm
-        x = norm(residual) if x is None else norm.add(x, residual)
-        x = self.attention(x, step)
-        x = self.mlp_norm.add(x, residual)
-        return self.mlp(x)
+        x = self.attention(x, residual, self.attention_norm, step)
+        return self.mlp(x, residual, self.mlp_norm)
 
 
 class Qwen3(Model):
@@ -148,9 +145,8 @@ class Qwen3(Model):
         x = None
         for layer in self._layers:
             x = layer(x, residual, step)
-        assert x is not None, "a decoder without layers"
-        return self._add_residual(x, residual)
+        return residual if x is None else self._add_residual(x, residual)
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Vocabulary scores of some hidden rows: [rows, width] to [rows, vocab], float32."""
-        return self._head(self._final_norm(hidden))
+        return self._head.after_norm(hidden, self._final_norm)
