@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import importlib
-import importlib.util
-from collections.abc import Sequence
+import pkgutil
+import random
+from collections.abc import Callable, Sequence
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -12,21 +14,24 @@ from torch import Tensor
 from tokamak.ops.case import Case, difference
 from tokamak.ops.load import OP_PACKAGES
 from tokamak.ops.registry import OPS, Op
+from tokamak.ops.step_prep.cases import STEP_CHANGED, fill_step_cases, make_step, random_sizes
+
+RANDOM_STEPS = 60
 
 
 def ops_with_cases() -> list[tuple[Op[..., object], Sequence[Case]]]:
-    """Ops and the cases of `ops/<package>/cases.py` named after them."""
+    """Ops and their cases: the lists of `ops/<package>/*cases.py` that are named after an op."""
     found: list[tuple[Op[..., object], Sequence[Case]]] = []
     for package in OP_PACKAGES:
-        name = f"{package.__name__}.cases"
-        if importlib.util.find_spec(name) is None:
-            continue
-        cases = importlib.import_module(name)
-        found += [
-            (OPS[place.removesuffix("_cases")], value)
-            for place, value in vars(cases).items()
-            if place.removesuffix("_cases") in OPS and place.endswith("_cases")
-        ]
+        for module in pkgutil.iter_modules(package.__path__):
+            if not module.name.endswith("cases"):
+                continue
+            named = vars(importlib.import_module(f"{package.__name__}.{module.name}"))
+            found += [
+                (OPS[name.removesuffix("_cases")], cases)
+                for name, cases in named.items()
+                if name.endswith("_cases") and name.removesuffix("_cases") in OPS
+            ]
     return found
 
 
@@ -57,3 +62,30 @@ def moved(arguments: Sequence[object], device: torch.device) -> tuple[object, ..
         return base.as_strided(each.shape, each.stride(), each.storage_offset())
 
     return tuple(move(each) for each in arguments)
+
+
+def outcome_on(case: Case, call: Callable[..., object], device: torch.device) -> tuple[Tensor, ...]:
+    """What a call on a device returns and what it leaves in the arguments it changes."""
+    inputs = moved(case.make(), device)
+    result = call(*inputs)
+    return outcome_of(case, result, inputs)
+
+
+def outcome_of(case: Case, result: object, inputs: Sequence[object]) -> tuple[Tensor, ...]:
+    """The tensors of a result and the changed ones of the arguments, as `Case.outcome` orders them."""
+    results: tuple[object, ...] = result if isinstance(result, tuple) else (result,)
+    changed = [inputs[at] for at in case.changed]
+    return tuple(each for each in (*results, *changed) if isinstance(each, Tensor))
+
+
+def random_step_cases(count: int) -> list[Case]:
+    """Steps of random kinds for `fill_step`."""
+    chance = random.Random(5)
+    return [
+        Case(name, partial(make_step, name, random_sizes(chance)), 0.0, STEP_CHANGED)
+        for name in (f"step {at}" for at in range(count))
+    ]
+
+
+filled_steps = [*fill_step_cases, *random_step_cases(RANDOM_STEPS)]
+"""Cases of `fill_step`, and random steps."""

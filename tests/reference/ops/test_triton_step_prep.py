@@ -7,7 +7,7 @@ import pytest
 from tests.support.interpreted import cases_at, interpreted_gaps
 
 CASES = {
-    "fill_step": "tokamak.ops.step_prep.cases:fill_step_cases",
+    "fill_step": "tests.support.op_cases:filled_steps",
     "fill_indptrs": "tokamak.ops.step_prep.cases:fill_indptrs_cases",
     "fill_unit_tiles": "tokamak.ops.step_prep.cases:fill_unit_tiles_cases",
 }

@@ -33,7 +33,8 @@ def _store_turned(
     """Norm and rotate a tile of heads; source_ptr and target_ptr [heads, 1] are where each head begins."""
     kind: tl.constexpr = source_ptr.dtype.element_ty
     cache_kind: tl.constexpr = target_ptr.dtype.element_ty
-    cols = tl.arange(0, HALF_TILE)[None, :]
+    # Every thread loads the cosines of its own numbers: sharing them would take barriers.
+    cols = tl.broadcast_to(tl.arange(0, HALF_TILE)[None, :], source_ptr.shape[0], HALF_TILE)
     turns = cols < HALF
     cos = tl.load(cos_sin_ptr + cols, mask=turns, other=0.0)
     sin = tl.load(cos_sin_ptr + HALF + cols, mask=turns, other=0.0)

@@ -76,7 +76,7 @@ def _argmax_parts_kernel(
     tl.store(found_ptr + row * parts + part, tl.max(packed, axis=0))
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["parts"])
 def _argmax_kernel(found_ptr, token_ids_ptr, peaks_ptr, parts, PARTS: tl.constexpr):
     row = tl.program_id(0).to(tl.int64)
     lanes = tl.arange(0, PARTS)

@@ -94,6 +94,7 @@ SIZES = {
     "chunks": Sizes(prefill=((16, 16), (5, 40), (1, 0)), padding_tokens=3, granted=5),
     "mixed": Sizes(prefill=((12, 4),), decode=(0, 15, 16, 17), padding_tokens=7, granted=4),
     "mixed, two groups": Sizes(prefill=((12, 4),), decode=(30, 3), groups=2, granted=9),
+    "long prompts": Sizes(prefill=((1500, 20), (700, 0)), padding_tokens=400, granted=300),
     "decode": Sizes(decode=(176,)),
     "decode of many": Sizes(decode=tuple(range(1, 200, 3)), granted=5),
     "padded decode": Sizes(decode=(5, 60, 33), padding_requests=5, granted=2),
