@@ -4,9 +4,13 @@
 A norm in front is not done first: rows are multiplied with the norm's weight, and the sum of squares that is
 gathered beside the product scales the result. So weights are on their way before anything is known of a row.
 One row runs on vector arithmetic; 2 to 16 rows on tensor cores, where every warp takes columns of its own.
+
+START and READY are what a chip may do when a program begins, and before it reads what kernels before it wrote.
 """
 
 from __future__ import annotations
+
+from collections.abc import Mapping
 
 import torch
 import triton
@@ -25,6 +29,15 @@ from tokamak.ops.triton_facts import fits
 
 KINDS = (torch.bfloat16, torch.float16)
 """Dtypes of weights and rows; others take the reference, whose float32 products are exact."""
+
+
+@triton.jit
+def _nothing():
+    """Kernels follow each other by themselves: the stream starts one when the one before is done."""
+
+
+IN_ORDER: Mapping[str, object] = {"START": _nothing, "READY": _nothing}
+"""How kernels are launched unless a chip knows better."""
 
 
 @triton.jit
@@ -49,7 +62,10 @@ def _one_row_kernel(
     NORM: tl.constexpr,
     GATED: tl.constexpr,
     INTO: tl.constexpr,
+    START: tl.constexpr,
+    READY: tl.constexpr,
 ):
+    START()
     first = tl.program_id(0) * TILE_FEATURES
     near = tl.arange(0, TILE_FEATURES)
     cols = tl.arange(0, TILE_COLUMNS)
@@ -75,6 +91,8 @@ def _one_row_kernel(
             else:
                 mask = inside[:, None] & near_end[None, :]
                 up_weight = tl.load(up_ptr + begin, mask=mask, other=0.0)
+        if begin == 0:
+            READY()
         x = tl.load(x_ptr + begin + cols, mask=near_end, other=0.0).to(tl.float32)
         if NORM:
             squares += x * x
@@ -117,7 +135,10 @@ def _several_rows_kernel(
     NORM: tl.constexpr,
     GATED: tl.constexpr,
     INTO: tl.constexpr,
+    START: tl.constexpr,
+    READY: tl.constexpr,
 ):
+    START()
     first = tl.program_id(0) * TILE_FEATURES
     near = tl.arange(0, TILE_FEATURES)
     row = tl.arange(0, ROWS)
@@ -133,6 +154,7 @@ def _several_rows_kernel(
     total = tl.zeros([WARPS, TILE_FEATURES, ROWS], tl.float32)
     up_total = tl.zeros([WARPS, TILE_FEATURES, ROWS], tl.float32)
     squares = tl.zeros([WARPS, TILE_COLUMNS, ROWS], tl.float32)
+    READY()
     for begin in range(0, columns, WARPS * TILE_COLUMNS):
         near_end = begin + warp_cols < columns
         if WHOLE:
@@ -184,6 +206,7 @@ def multiply(
     gated: bool = False,
     into: bool = False,
     tile: Tile | None = None,
+    launch: Mapping[str, object] = IN_ORDER,
 ) -> None:
     """Launch the kernel for x's rows, at most FEW_ROWS, writing `out` or adding to it.
 
@@ -203,14 +226,14 @@ def multiply(
         _one_row_kernel[grid](
             x, weight, norm, out, features, eps,
             COLUMNS=columns, TILE_FEATURES=tile.features, TILE_COLUMNS=tile.columns, LANE=LANE_COLUMNS,
-            WHOLE=whole, NORM=norm_weight is not None, GATED=gated, INTO=into, num_warps=tile.warps,
+            WHOLE=whole, NORM=norm_weight is not None, GATED=gated, INTO=into, num_warps=tile.warps, **launch,
         )  # fmt: skip
         return
     _several_rows_kernel[grid](
         x, weight, norm, out, rows, features, columns, x.stride(0), out.stride(0), eps,
         ROWS=row_class(rows), TILE_FEATURES=tile.features, TILE_COLUMNS=tile.columns, WARPS=tile.warps,
         WHOLE=whole, NORM=norm_weight is not None, GATED=gated, INTO=into,
-        num_warps=tile.warps, num_stages=tile.stages,
+        num_warps=tile.warps, num_stages=tile.stages, **launch,
     )  # fmt: skip
 
 
