@@ -13,7 +13,7 @@ from tokamak.ops.triton_facts import fits, rows_of
 
 WEIGHT_WARPS = 4
 MAX_TILE = 2048
-MAX_WARPS = 4
+NUMBERS_PER_WARP = 512
 PARTS_IN_ALL = 1024
 """Programs that keep a large device busy; a row has at most as many parts."""
 
@@ -121,7 +121,7 @@ def triton_argmax_rows(logits: Tensor) -> tuple[Tensor, Tensor]:
     found = torch.empty((rows, parts), dtype=torch.int64, device=logits.device)
     _argmax_parts_kernel[(parts, rows)](
         logits, found, vocab, logits.stride(0), part_tiles * tile,
-        TILE=tile, num_warps=min(max(tile // 512, 1), MAX_WARPS),
+        TILE=tile, num_warps=max(tile // NUMBERS_PER_WARP, 1),
     )  # fmt: skip
     _argmax_kernel[(rows,)](
         found, token_ids, peaks, parts, PARTS=triton.next_power_of_2(parts), num_warps=1
