@@ -1,7 +1,8 @@
 """How a checkpoint's tensors get into a model: strictly.
 
 Names, shapes and formats are checked before anything is read. Then every parameter is set exactly once,
-and every tensor of the checkpoint is used, or is one the model says it does not need.
+and every tensor of the checkpoint is used, or is one the model says it does not need. For a GPU, layers are given
+weights that are there already: read through pinned memory, or drawn there.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ import torch
 from tokamak.checkpoint.entry import TensorEntry
 from tokamak.checkpoint.read import Reader, can_read
 from tokamak.checkpoint.source import Checkpoint
+from tokamak.checkpoint.upload import Uploader
 from tokamak.core.weight import Weight
 from tokamak.errors import CheckpointError, UnsupportedModelError
 
@@ -27,6 +29,8 @@ log = logging.getLogger(__name__)
 HEAD = "lm_head.weight"
 
 EMBEDDING = "model.embed_tokens.weight"
+
+CPU = torch.device("cpu")
 
 COMPARED_BYTES = 1 << 24
 """How much of two tensors is compared at a time."""
@@ -76,8 +80,10 @@ class LoadReport:
     seconds: float
 
 
-def load_model(model: LoadableModel, checkpoint: Checkpoint) -> LoadReport:
-    """Load every parameter of `model`.
+def load_model(
+    model: LoadableModel, checkpoint: Checkpoint, device: torch.device = CPU
+) -> LoadReport:
+    """Load every parameter of `model`, which was built for `device`.
 
     Raises:
         CheckpointError: a tensor is missing, is left over, or has another shape than the model's.
@@ -90,8 +96,11 @@ def load_model(model: LoadableModel, checkpoint: Checkpoint) -> LoadReport:
     unused = tuple(name for name in checkpoint.names() if name not in wanted)
     if HEAD in unused and EMBEDDING in wanted:
         _warn_of_another_head(reader, checkpoint)
+    uploader = None if device.type == "cpu" else Uploader(device)
     for parameter, sources in weights.values():
-        parameter.load([reader.read(checkpoint.entry(name)) for name in sources])
+        read = [reader.read(checkpoint.entry(name)) for name in sources]
+        parameter.load(read if uploader is None else [uploader.weight(each) for each in read])
+    _end_loading(device)
     entries = [checkpoint.entry(name) for name in wanted]
     return LoadReport(
         parameters=sum(prod(entry.shape) for entry in entries),
@@ -102,13 +111,20 @@ def load_model(model: LoadableModel, checkpoint: Checkpoint) -> LoadReport:
     )
 
 
-def load_random(model: LoadableModel, seed: int) -> LoadReport:
-    """Fill every parameter with random numbers: the same for the same seed and the same names."""
+def load_random(model: LoadableModel, seed: int, device: torch.device = CPU) -> LoadReport:
+    """Fill every parameter with random numbers: the same for the same seed, names and kind of device.
+
+    Numbers are drawn on the device, which the model was built for: a large model takes seconds there.
+    """
     began = time.perf_counter()
     weights = model.weights()
-    for name, (parameter, _) in weights.items():
-        digest = hashlib.blake2b(f"{seed}:{name}".encode(), digest_size=7).digest()
-        parameter.load_random(torch.Generator().manual_seed(int.from_bytes(digest, "little")))
+    # What parameters draw without naming a device is drawn on this one.
+    with device:
+        for name, (parameter, _) in weights.items():
+            digest = hashlib.blake2b(f"{seed}:{name}".encode(), digest_size=7).digest()
+            generator = torch.Generator(device).manual_seed(int.from_bytes(digest, "little"))
+            parameter.load_random(generator)
+    _end_loading(device)
     shapes = [shape for parameter, _ in weights.values() for shape in parameter.part_shapes]
     return LoadReport(
         parameters=sum(prod(shape) for shape in shapes),
@@ -117,6 +133,13 @@ def load_random(model: LoadableModel, seed: int) -> LoadReport:
         unused=(),
         seconds=time.perf_counter() - began,
     )
+
+
+def _end_loading(device: torch.device) -> None:
+    """Wait for what is on its way, and give memory back that only loading needed."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+        torch.cuda.empty_cache()
 
 
 def _check(

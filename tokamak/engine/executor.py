@@ -1,6 +1,7 @@
 """The port to runners: where a plan goes, and where its result comes from.
 
-In process: one rank on a stream of its own, so the engine plans the next step while this one runs.
+In process: one rank beside the engine, so that the engine plans the next step while this one runs. On a CPU the
+rank has a thread of its own; on a GPU the engine's thread launches its steps, which run there by themselves.
 """
 
 from __future__ import annotations
@@ -13,8 +14,9 @@ import torch
 
 from tokamak.config.engine import EngineConfig
 from tokamak.core.plan import StepPlan, StepResult
-from tokamak.device.streams import CpuStream
+from tokamak.device.streams import CallerStream, CpuStream, Stream
 from tokamak.device.waits import HostWaits
+from tokamak.errors import FatalError
 from tokamak.runner.assemble import Rank, assemble
 from tokamak.runner.results import InFlightResult
 
@@ -60,12 +62,40 @@ class _StreamStep:
         return result.take()
 
 
+class _LaunchedStep:
+    """A step on a GPU: launched, or failed on the host."""
+
+    def __init__(self, plan: StepPlan, launched: Future[InFlightResult | None]) -> None:
+        self.plan = plan
+        self._launched = launched
+
+    def take(self) -> StepResult:
+        """Wait for the step's tokens, which is counted where they arrive; raises what the step raised.
+
+        Raises:
+            FatalError: the GPU failed. Whatever it is asked from then on fails too.
+        """
+        try:
+            result = self._launched.result()
+            assert result is not None, f"step {self.plan.seq} had no rows"
+            return result.take()
+        except torch.AcceleratorError as error:
+            raise FatalError(
+                f"the GPU failed in step {self.plan.seq} or the one launched after it: "
+                f"{str(error).splitlines()[0]}",
+                hint="start the engine again; CUDA_LAUNCH_BLOCKING=1 finds the kernel",
+            ) from error
+
+
 class InProcessExecutor:
     """One rank in this process."""
 
     def __init__(self, config: EngineConfig) -> None:
         threads = config.kernels.threads
-        self._stream = CpuStream("tokamak-rank", partial(torch.set_num_threads, threads))
+        self._on_cpu = config.model.device == "cpu"
+        self._stream: Stream = CallerStream()
+        if self._on_cpu:
+            self._stream = CpuStream("tokamak-rank", partial(torch.set_num_threads, threads))
         try:
             self.rank = self._stream.submit(partial(assemble, config)).result()
         except BaseException:
@@ -75,8 +105,13 @@ class InProcessExecutor:
     def launch(self, plan: StepPlan) -> InFlight:
         """Start a step and return at once."""
         runner = self.rank.runner
-        return _StreamStep(plan, self._stream.submit(partial(runner.step, plan)), runner.waits)
+        launched = self._stream.submit(partial(runner.step, plan))
+        if self._on_cpu:
+            return _StreamStep(plan, launched, runner.waits)
+        return _LaunchedStep(plan, launched)
 
     def close(self) -> None:
         """Let running steps end and stop the thread."""
         self._stream.close()
+        if not self._on_cpu:
+            torch.cuda.synchronize()

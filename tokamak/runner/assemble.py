@@ -19,13 +19,13 @@ from tokamak.checkpoint.source import open_checkpoint
 from tokamak.checkpoint.tokenizer import load_tokenizer
 from tokamak.config.engine import EngineConfig
 from tokamak.core.request import SamplingParams
-from tokamak.device.facts import cpu_facts
+from tokamak.device.facts import device_facts
 from tokamak.errors import GraphMismatch
 from tokamak.layers.build import Build
 from tokamak.layers.model import Model
 from tokamak.models.registry import find
 from tokamak.ops.load import load_backends
-from tokamak.ops.sample import token_weights
+from tokamak.ops.sample import argmax_rows, token_weights
 from tokamak.runner.dummy import NULL_SLOT
 from tokamak.runner.exchange import Exchange, LocalExchange
 from tokamak.runner.graph_cost import GraphCost, cost_path, default_cost, save_cost, saved_cost
@@ -37,6 +37,9 @@ from tokamak.sampling.grammar_state import GrammarFactory
 from tokamak.sampling.sampler import Sampler
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+
+DEVICES = {"cpu": torch.device("cpu"), "cuda": torch.device("cuda", 0)}
+"""Of the GPUs that CUDA shows this process, it uses the first, whose facts the config was settled with."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,9 +104,9 @@ def assemble(config: EngineConfig, exchange: Exchange | None = None) -> Rank:
         exchange.introduce(group_settings(start, build, model))
     with _timed(load_s, "weights"):
         if config.model.load_format == "random":
-            load_random(model, config.model.seed)
+            load_random(model, config.model.seed, build.device)
         else:
-            load_model(model, open_checkpoint(Path(config.model.path)))
+            load_model(model, open_checkpoint(Path(config.model.path)), build.device)
     with _timed(load_s, "caches"):
         sampler = _make_sampler(config, build)
         start = _with_measured_cost(planned, sampler, exchange)
@@ -137,8 +140,8 @@ def make_build(config: EngineConfig) -> Build:
     """The facts and choices layers are built from."""
     load_backends()
     return Build(
-        facts=cpu_facts(),
-        device=torch.device(config.model.device),
+        facts=device_facts(config.model.device),
+        device=DEVICES[config.model.device],
         dtype=DTYPES[config.model.dtype],
         exact=config.model.exact,
         max_model_len=config.model.max_model_len,
@@ -198,6 +201,7 @@ def _make_sampler(config: EngineConfig, build: Build) -> Sampler:
         grammar=grammar,
         entropy=config.model.seed.to_bytes(8, "little"),
         weigh=build.bind(token_weights),
+        find=build.bind(argmax_rows),
     )
     sampler.admit(
         NULL_SLOT,
