@@ -1,0 +1,136 @@
+"""Do the small Triton kernels compile for both vendors, for the arguments that the ops' cases give them?
+
+Compiling takes no device: launches are replaced by it, and what would be launched is kept.
+"""
+
+import importlib.util
+
+import pytest
+import torch
+
+from tests.support.op_cases import ops_with_cases
+from tokamak.ops.load import load_backends
+from tokamak.ops.registry import OPS
+
+HAS_TRITON = importlib.util.find_spec("triton") is not None
+pytestmark = [
+    pytest.mark.vendor("triton"),
+    pytest.mark.skipif(not HAS_TRITON, reason="triton is not installed"),
+    pytest.mark.timeout(300),
+]
+TARGETS = {"nvidia": ("cuda", 90, 32), "amd": ("hip", "gfx942", 64)}
+CODE = {"nvidia": "ptx", "amd": "amdgcn"}
+NAMES = (
+    "add_residual", "add_rms_norm", "argmax_rows", "embed", "fill_indptrs", "fill_step", "fill_unit_tiles",
+    "rms_norm", "rotate_and_cache", "silu_mul", "token_weights",
+)  # fmt: skip
+
+load_backends()
+CASES = {op.name: cases for op, cases in ops_with_cases()}
+
+
+@pytest.fixture
+def compile_for(monkeypatch):
+    """Calls an op with launches replaced; returns the kernels, by name and what they are compiled for."""
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler import ASTSource, compile, make_backend
+    from triton.runtime.jit import JITFunction, create_function_from_signature
+
+    def run(vendor, op_name, every_arguments):
+        target, kernels = GPUTarget(*TARGETS[vendor]), {}
+        backend = make_backend(target)
+
+        def compile_instead(self, *args, grid, warmup, **kwargs):
+            bind = create_function_from_signature(self.signature, self.params, backend)
+            bound, specialization, options = bind(*args, **kwargs)
+            key = (self.fn.__name__, str(specialization), str(options))
+            options, signature, constants, attributes = self._pack_args(
+                backend, kwargs, bound, specialization, options
+            )
+            if key not in kernels:
+                source = ASTSource(self, signature, constants, attributes)
+                kernels[key] = compile(source, target=target, options=options.__dict__)
+
+        monkeypatch.setattr(JITFunction, "run", compile_instead)
+        call = next(each.call for each in OPS[op_name].backends if each.name == "triton")
+        for arguments in every_arguments:
+            call(*arguments)
+        return kernels
+
+    return run
+
+
+@pytest.mark.parametrize("vendor", TARGETS)
+@pytest.mark.parametrize("op_name", NAMES)
+def test_kernels_compile_for_all_cases(compile_for, vendor, op_name):
+    kernels = compile_for(vendor, op_name, [case.make() for case in CASES[op_name]])
+
+    assert kernels
+    assert all(kernel.asm[CODE[vendor]] for kernel in kernels.values())
+
+
+def a_step(requests, each, granted, columns):
+    """Arguments of `fill_step`: prefixes of fixed buffers, as steps of an engine have them."""
+    tokens, packed = requests * each, torch.zeros(8192, dtype=torch.int32)
+    grants = packed[1001 : 1001 + 4 * granted].view(4, granted)
+    tables = torch.zeros((2, 65, 256), dtype=torch.int32)
+    rows = torch.zeros((2, 4096), dtype=torch.int32)
+    return (
+        packed[:requests], packed[67 : 67 + requests], packed[131 : 132 + requests], grants,
+        torch.zeros((65, 4097), dtype=torch.int32), tables, requests, tokens, 16, columns,
+        rows[0, :tokens], rows[1, :tokens], rows.long()[:, :tokens], torch.zeros_like(tables)[:, :requests],
+    )  # fmt: skip
+
+
+def bfloats(*shape):
+    return torch.ones(shape, dtype=torch.bfloat16)
+
+
+def a_rotation(tokens):
+    caches, ints = bfloats(9, 2, 8, 16, 128), torch.zeros(tokens, dtype=torch.int32)
+    weight = bfloats(128)
+    table = torch.ones((64, 128))
+    qkv = bfloats(tokens, 32 * 128)
+    return qkv, ints, table, caches[:, 0], caches[:, 1], ints.long(), weight, weight, 1e-6
+
+
+SIZES = {
+    "fill_step": [
+        a_step(1, 1, 0, 1), a_step(16, 1, 1, 16), a_step(17, 4, 3, 70), a_step(1, 1600, 16, 100),
+        a_step(64, 1, 64, 256),
+    ],
+    "add_rms_norm": [
+        (bfloats(rows, 1024), bfloats(rows, 1024), bfloats(1024), 1e-6) for rows in (1, 2, 16, 33)
+    ],
+    "silu_mul": [(bfloats(rows, 6144),) for rows in (1, 2, 16, 33)],
+    "embed": [
+        (torch.zeros(rows, dtype=torch.int32), bfloats(9, 1024)) for rows in (1, 2, 16, 33)
+    ],
+    "rotate_and_cache": [a_rotation(tokens) for tokens in (1, 2, 16, 33)],
+    "fill_indptrs": [
+        (torch.zeros(rows, dtype=torch.int32), 16, torch.zeros(99, dtype=torch.int32)[: rows + 1])
+        for rows in (1, 2, 16, 33)
+    ],
+    "token_weights": [
+        (torch.zeros((rows, 4096)), torch.zeros(rows), torch.ones(rows)) for rows in (1, 2, 16, 33)
+    ],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("op_name", SIZES)
+def test_steps_of_all_sizes_share_one_kernel(compile_for, op_name):
+    """Compiling in the middle of serving would take as long as hundreds of steps."""
+    kernels = compile_for("nvidia", op_name, SIZES[op_name])
+
+    assert len(kernels) == 1, sorted(kernels)
+
+
+@pytest.mark.parametrize("op_name", ["add_rms_norm", "silu_mul", "embed", "rotate_and_cache"])
+def test_rows_of_real_widths_move_in_pieces_of_sixteen_bytes(compile_for, op_name):
+    (kernel,) = compile_for("nvidia", op_name, SIZES[op_name]).values()
+
+    code = kernel.asm["ptx"]
+    assert "ld.global.v4" in code
+    assert "st.global.v4" in code
+    assert "ld.global.b16" not in code
+    assert "st.global.b16" not in code
