@@ -77,6 +77,7 @@ class Build:
             facts=self.facts,
             head=head,
             prefer=self.prefer.get(name),
+            device=self.device,
         )
         forms = self.forms.setdefault(name, Counter())
         forms[packed.form] += 1
