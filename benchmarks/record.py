@@ -13,11 +13,12 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 
-from tokamak.device.facts import cpu_facts
+from tokamak.device.facts import DeviceFacts, cpu_facts
 
 RECORDS = Path(__file__).parent / "records"
 LIBRARIES = (
     "torch",
+    "triton",
     "numpy",
     "tokenizers",
     "llvmlite",
@@ -27,9 +28,11 @@ LIBRARIES = (
 )
 
 
-def write_record(name: str, figures: Mapping[str, object]) -> Path:
-    """Write `records/<name>.json` with the figures and what they were measured on."""
-    facts = cpu_facts()
+def write_record(
+    name: str, figures: Mapping[str, object], facts: DeviceFacts | None = None
+) -> Path:
+    """Write `records/<name>.json` with the figures and what they were measured on: the CPU unless given."""
+    facts = facts or cpu_facts()
     record = {
         "date": time.strftime("%Y-%m-%d"),
         "command": shlex.join(["python", *(_without_folder(word) for word in sys.orig_argv[1:])]),

@@ -110,19 +110,34 @@ class Checkpoint:
         width = self._size("hidden_size")
         attention = (3 * heads + 2 * kv_heads) * head_dim
         mlp = 3 * self._size("intermediate_size")
-        chosen = self.config.get("num_experts_per_tok")
-        if isinstance(chosen, int) and self.config.get("moe_intermediate_size"):
-            mlp = max(mlp, chosen * (3 * self._size("moe_intermediate_size") + 2 * width))
+        if self._experts():
+            chosen, inner = self._size("num_experts_per_tok"), self._size("moe_intermediate_size")
+            mlp = max(mlp, chosen * (3 * inner + 2 * width))
         return 4 * width + max(attention, mlp)
 
     def _expected_parameters(self, kv_heads: int, head_dim: int) -> int:
-        """Numbers of a dense decoder with the config's sizes, norms and biases left out."""
+        """Numbers of a decoder with the config's sizes, norms and biases left out."""
         width, heads = self._size("hidden_size"), self._size("num_attention_heads")
         attention = width * head_dim * (2 * heads + 2 * kv_heads)
-        mlp = 3 * width * self._size("intermediate_size")
         embeddings = 1 if self.config.get("tie_word_embeddings") else 2
         layers = self._size("num_hidden_layers")
-        return layers * (attention + mlp) + embeddings * self._size("vocab_size") * width
+        sparse, experts = 0, self._experts()
+        of_sparse = 0
+        if experts:
+            dense = self.config.get("mlp_only_layers") or ()
+            every = self._size("decoder_sparse_step", 1)
+            sparse = sum((at + 1) % every == 0 and at not in dense for at in range(layers))
+            of_sparse = experts * width * (3 * self._size("moe_intermediate_size") + 1)
+        of_dense = 3 * width * self._size("intermediate_size")
+        mlps = sparse * of_sparse + (layers - sparse) * of_dense
+        return layers * attention + mlps + embeddings * self._size("vocab_size") * width
+
+    def _experts(self) -> int:
+        """Experts of a layer that has some; 0 where none is said to."""
+        for name in ("num_experts", "num_local_experts"):
+            if self.config.get(name) is not None:
+                return self._size(name)
+        return 0
 
     def _size(self, name: str, default: int | None = None) -> int:
         value = self.config.get(name)

@@ -63,6 +63,35 @@ def test_facts_count_what_is_stored(tmp_path):
     assert stored.max_position_tokens == 512
 
 
+def test_facts_of_a_config_alone_count_every_expert(tmp_path):
+    sizes = {
+        "num_experts": 8,
+        "num_experts_per_tok": 2,
+        "moe_intermediate_size": 32,
+        "num_hidden_layers": 3,
+        "mlp_only_layers": [1],
+    }
+    write_json(tmp_path / "config.json", llama_config(**sizes))
+
+    facts = open_checkpoint(tmp_path).facts()
+
+    attention, dense = 64 * 16 * (4 + 4 + 2 + 2), 3 * 64 * 96
+    experts = 8 * 3 * 64 * 32 + 8 * 64
+    embeddings = 2 * 320 * 64
+    assert facts.parameters == 3 * attention + dense + 2 * experts + embeddings
+
+
+def test_facts_tell_what_a_tokens_row_takes_in_the_widest_part_of_a_layer(tmp_path):
+    wide = {"num_experts": 8, "num_experts_per_tok": 4, "moe_intermediate_size": 64}
+    write_json(tmp_path / "config.json", llama_config())
+    dense = open_checkpoint(tmp_path).facts()
+    write_json(tmp_path / "config.json", llama_config(**wide))
+    sparse = open_checkpoint(tmp_path).facts()
+
+    assert dense.step_token_numbers == 4 * 64 + 3 * 96
+    assert sparse.step_token_numbers == 4 * 64 + 4 * (3 * 64 + 2 * 64)
+
+
 def test_a_config_alone_is_a_checkpoint_without_tensors(tmp_path):
     write_json(tmp_path / "config.json", llama_config())
 
