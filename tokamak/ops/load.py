@@ -9,6 +9,8 @@ from tokamak.ops import (
     activation,
     embedding,
     linear,
+    moe_experts,
+    moe_route,
     norm,
     paged_attention,
     rope,
@@ -16,7 +18,18 @@ from tokamak.ops import (
     step_prep,
 )
 
-OP_PACKAGES = (activation, embedding, linear, norm, paged_attention, rope, sample, step_prep)
+OP_PACKAGES = (
+    activation,
+    embedding,
+    linear,
+    moe_experts,
+    moe_route,
+    norm,
+    paged_attention,
+    rope,
+    sample,
+    step_prep,
+)
 """Packages whose import registers their ops."""
 
 BACKEND_MODULES = {
@@ -34,6 +47,8 @@ BACKEND_MODULES = {
         "tokamak.ops.activation.triton",
         "tokamak.ops.embedding.triton",
         "tokamak.ops.linear.triton",
+        "tokamak.ops.moe_experts.triton",
+        "tokamak.ops.moe_route.triton",
         "tokamak.ops.norm.triton",
         "tokamak.ops.rope.triton",
         "tokamak.ops.sample.triton",

@@ -16,9 +16,8 @@ def moe_route(scores: Tensor, chosen: int, renormalise: bool) -> tuple[Tensor, T
     and weights, float32 [rows, chosen]: shares of a softmax over all experts in float32, or with `renormalise`
     over the chosen ones. A row that is not a number gets ids in range, and weights that are not numbers.
     """
-    shares = scores.softmax(dim=-1, dtype=torch.float32)
-    ordered, ids = shares.sort(dim=-1, descending=True, stable=True)
-    weights = ordered[:, :chosen]
+    ids = scores.float().sort(dim=-1, descending=True, stable=True).indices[:, :chosen]
+    weights = scores.softmax(dim=-1, dtype=torch.float32).gather(1, ids)
     if renormalise:
         weights = weights / weights.sum(dim=-1, keepdim=True)
-    return ids[:, :chosen].int(), weights.contiguous()
+    return ids.int(), weights

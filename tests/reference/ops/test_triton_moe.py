@@ -1,0 +1,89 @@
+"""Do the Triton kernels of routing and experts pass, interpreted, the checks of a device, and compile for both vendors?"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.reference.ops.test_triton_compile import CODE, TARGETS, compile_for  # noqa: F401
+
+ROOT = Path(__file__).resolve().parents[3]
+HAS_TRITON = importlib.util.find_spec("triton") is not None
+pytestmark = [
+    pytest.mark.vendor("triton"),
+    pytest.mark.skipif(not HAS_TRITON, reason="triton is not installed"),
+    pytest.mark.timeout(300),
+]
+LOCAL_MEMORY = 65536
+"""Bytes a program has on gfx942."""
+
+
+def test_interpreted_kernels_route_rows_and_send_them_through_their_experts():
+    # Whether Triton interprets is settled when it is imported, so the checks have a process of their own.
+    command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider"]
+    environment = os.environ | {
+        "TRITON_INTERPRET": "1",
+        "OMP_NUM_THREADS": "1",
+        "CUDA_VISIBLE_DEVICES": "",
+    }
+
+    done = subprocess.run(
+        [*command, "tests/gpu/test_moe.py"],
+        cwd=ROOT,
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+    assert done.returncode == 0, done.stdout
+    assert "passed" in done.stdout
+    assert "skipped" not in done.stdout
+
+
+def a_step(rows):
+    """Rows and experts of Qwen3-30B-A3B, without memory."""
+    width, inner, experts, chosen = 2048, 768, 128, 8
+    bfloats = {"dtype": torch.bfloat16, "device": "meta"}
+    return (
+        torch.empty(rows, width, **bfloats),
+        torch.empty(rows, chosen, dtype=torch.int32, device="meta"),
+        torch.empty(rows, chosen, device="meta"),
+        torch.empty(experts, 2 * inner, width, **bfloats),
+        torch.empty(experts, width, inner, **bfloats),
+    )
+
+
+@pytest.mark.parametrize("vendor", TARGETS)
+def test_kernels_of_steps_of_all_sizes_compile_and_fit_the_device(compile_for, monkeypatch, vendor):  # noqa: F811
+    monkeypatch.setattr(torch.version, "hip", "7.0" if vendor == "amd" else None)
+
+    kernels = compile_for(vendor, "moe_experts", [a_step(rows) for rows in (1, 8, 400, 900, 8192)])
+
+    # Two for few pairs; for many, with each of four tiles one to group and two products, and a sum.
+    assert len(kernels) == 15
+    assert all(kernel.asm[CODE[vendor]] for kernel in kernels.values())
+    if vendor == "amd":
+        assert max(kernel.metadata.shared for kernel in kernels.values()) <= LOCAL_MEMORY
+
+
+def test_decode_steps_of_all_sizes_share_their_kernels(compile_for):  # noqa: F811
+    kernels = compile_for("nvidia", "moe_experts", [a_step(rows) for rows in (3, 4, 16, 17, 128)])
+
+    assert len(kernels) == 4
+
+
+@pytest.mark.parametrize("vendor", TARGETS)
+def test_routing_compiles_once_for_all_rows(compile_for, vendor):  # noqa: F811
+    scores = [torch.empty(rows, 128, dtype=torch.bfloat16) for rows in (1, 2, 16, 300)]
+
+    kernels = compile_for(vendor, "moe_route", [(each, 8, True) for each in scores])
+
+    (kernel,) = kernels.values()
+    assert kernel.asm[CODE[vendor]]

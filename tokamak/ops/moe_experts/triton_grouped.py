@@ -1,0 +1,330 @@
+# pyright: reportArgumentType=false, reportCallIssue=false
+"""Experts of many rows in Triton: pairs of row and expert in the order of their experts, then products by tiles of pairs.
+
+Four launches: group (a program per expert), gate and up with their activation, down (a program per tile of pairs and
+tile of features), and the sum over a row's experts in order. Grids hold for any choice of experts: a slot of the
+table without a tile is left at once. Nothing is added up by several programs, so results repeat bit by bit.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+FEW_GROUP_PAIRS, MANY_GROUP_PAIRS = 1024, 4096
+"""Pairs a grouping program looks at a time: all of a decode step's, or a piece of a prefill's."""
+TABLE_FIELDS = 3
+"""Of a slot: the expert or -1, and its tile's first and the expert's last place, one past, in the order of pairs."""
+SLOTS_AT_ONCE = 32
+SUM_FEATURES = 1024
+SUM_WARPS = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Tile:
+    """Of one launch: pairs by features by inputs, warps, stages of the loop over inputs.
+
+    `turned` multiplies weights with pairs instead of pairs with weights, for instructions that want
+    64 rows of their first operand.
+    """
+
+    features: int
+    inputs: int
+    warps: int
+    stages: int
+    turned: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class GroupedTiles:
+    """Tiles of both products, which have equally many pairs."""
+
+    pairs: int
+    gate_up: Tile
+    down: Tile
+
+
+TILES = (
+    GroupedTiles(16, Tile(32, 128, 4, 4), Tile(64, 128, 4, 4)),
+    GroupedTiles(32, Tile(64, 64, 4, 4), Tile(64, 128, 4, 3)),
+    GroupedTiles(64, Tile(64, 64, 4, 4), Tile(128, 64, 4, 4)),
+    GroupedTiles(128, Tile(128, 64, 8, 3), Tile(128, 64, 8, 3)),
+)
+AMD_TILES = tuple(
+    # 64 KiB of local memory hold two stages of each.
+    replace(each, gate_up=replace(each.gate_up, stages=2), down=replace(each.down, stages=2))
+    for each in TILES
+)
+
+
+def tiles_for(pairs: int, experts: int) -> GroupedTiles:
+    """Tiles by how many pairs an expert has in the mean."""
+    mean = pairs / experts
+    at = next((at for at, most in enumerate((12, 32, 96)) if mean <= most), 3)
+    return (TILES if torch.version.hip is None else AMD_TILES)[at]
+
+
+@triton.jit(do_not_specialize=["pairs"])
+def _group_kernel(
+    ids_ptr,
+    order_ptr,
+    table_ptr,
+    pairs,
+    PAIRS: tl.constexpr,
+    TILE_PAIRS: tl.constexpr,
+    SLOTS: tl.constexpr,
+):
+    expert = tl.program_id(0)
+    before, count, start = expert * 0, expert * 0, expert * 0
+    while start < pairs:
+        at = start + tl.arange(0, PAIRS)
+        ids = tl.load(ids_ptr + at, mask=at < pairs, other=0x7FFFFFFF)
+        before += tl.sum((ids < expert).to(tl.int32), axis=0)
+        count += tl.sum((ids == expert).to(tl.int32), axis=0)
+        start += PAIRS
+
+    place, start = before, expert * 0
+    while start < pairs:
+        at = start + tl.arange(0, PAIRS)
+        ids = tl.load(ids_ptr + at, mask=at < pairs, other=0x7FFFFFFF)
+        mine = (ids == expert).to(tl.int32)
+        tl.store(order_ptr + place + tl.cumsum(mine, axis=0) - mine, at, mask=mine > 0)
+        place += tl.sum(mine, axis=0)
+        start += PAIRS
+
+    # Every expert has as many slots as its pairs fill from wherever they begin, plus one: never fewer than its
+    # tiles, and known without the tiles of others.
+    first_slot = before // TILE_PAIRS + expert
+    last_slot = (before + count) // TILE_PAIRS + expert + 1
+    last, start = before + count, first_slot
+    while start < last_slot:
+        slots = start + tl.arange(0, SLOTS)
+        first = before + (slots - first_slot) * TILE_PAIRS
+        fields_ptr = table_ptr + slots * 3
+        tl.store(fields_ptr, tl.where(first < last, expert, -1), mask=slots < last_slot)
+        tl.store(fields_ptr + 1, first, mask=slots < last_slot)
+        tl.store(fields_ptr + 2, tl.zeros([SLOTS], tl.int32) + last, mask=slots < last_slot)
+        start += SLOTS
+
+
+@triton.jit
+def _multiply(x, weight, total, TURNED: tl.constexpr):
+    """Add x [pairs, inputs] times weight [features, inputs] to a total, which is [features, pairs] where turned."""
+    if TURNED:
+        total = tl.dot(weight, tl.trans(x), total, input_precision="ieee")
+    else:
+        total = tl.dot(x, tl.trans(weight), total, input_precision="ieee")
+    return total
+
+
+@triton.jit
+def _grouped_gate_up_kernel(
+    x_ptr,
+    gate_up_ptr,
+    hidden_ptr,
+    order_ptr,
+    table_ptr,
+    stride_x_row,
+    CHOSEN: tl.constexpr,
+    WIDTH: tl.constexpr,
+    INNER: tl.constexpr,
+    PAIRS: tl.constexpr,
+    FEATURES: tl.constexpr,
+    INPUTS: tl.constexpr,
+    TURNED: tl.constexpr,
+):
+    slot_ptr = table_ptr + tl.program_id(1) * 3
+    expert = tl.load(slot_ptr).to(tl.int64)
+    if expert < 0:
+        return
+    first, last = tl.load(slot_ptr + 1), tl.load(slot_ptr + 2)
+    places = first + tl.arange(0, PAIRS)
+    # Beyond the last pair the last is computed again, and not stored; so are features beyond the last.
+    pairs = tl.load(order_ptr + tl.minimum(places, last - 1))
+    features = tl.program_id(0) * FEATURES + tl.arange(0, FEATURES)
+    read = tl.minimum(features, INNER - 1)
+    inputs = tl.arange(0, INPUTS)
+    x_ptrs = x_ptr + (pairs // CHOSEN).to(tl.int64)[:, None] * stride_x_row + inputs[None, :]
+    gate_ptrs = gate_up_ptr + expert * (2 * INNER * WIDTH) + read[:, None] * WIDTH + inputs[None, :]
+    up_ptrs = gate_ptrs + INNER * WIDTH
+    if TURNED:
+        gate = tl.zeros([FEATURES, PAIRS], tl.float32)
+        up = tl.zeros([FEATURES, PAIRS], tl.float32)
+    else:
+        gate = tl.zeros([PAIRS, FEATURES], tl.float32)
+        up = tl.zeros([PAIRS, FEATURES], tl.float32)
+    for start in range(0, WIDTH, INPUTS):
+        if WIDTH % INPUTS == 0:
+            x, g, u = tl.load(x_ptrs), tl.load(gate_ptrs), tl.load(up_ptrs)
+        else:
+            inside = (start + inputs < WIDTH)[None, :]
+            x = tl.load(x_ptrs, mask=inside, other=0.0)
+            g = tl.load(gate_ptrs, mask=inside, other=0.0)
+            u = tl.load(up_ptrs, mask=inside, other=0.0)
+        gate = _multiply(x, g, gate, TURNED)
+        up = _multiply(x, u, up, TURNED)
+        x_ptrs += INPUTS
+        gate_ptrs += INPUTS
+        up_ptrs += INPUTS
+    hidden = gate / (1.0 + tl.exp(-gate)) * up
+    if TURNED:
+        hidden = tl.trans(hidden)
+    hidden_ptrs = hidden_ptr + places.to(tl.int64)[:, None] * INNER + features[None, :]
+    tl.store(hidden_ptrs, hidden, mask=(places < last)[:, None] & (features < INNER)[None, :])
+
+
+@triton.jit
+def _grouped_down_kernel(
+    hidden_ptr,
+    weights_ptr,
+    down_ptr,
+    parts_ptr,
+    order_ptr,
+    table_ptr,
+    WIDTH: tl.constexpr,
+    INNER: tl.constexpr,
+    PAIRS: tl.constexpr,
+    FEATURES: tl.constexpr,
+    INPUTS: tl.constexpr,
+    TURNED: tl.constexpr,
+):
+    slot_ptr = table_ptr + tl.program_id(1) * 3
+    expert = tl.load(slot_ptr).to(tl.int64)
+    if expert < 0:
+        return
+    first, last = tl.load(slot_ptr + 1), tl.load(slot_ptr + 2)
+    places = first + tl.arange(0, PAIRS)
+    known = tl.minimum(places, last - 1)
+    pairs = tl.load(order_ptr + known)
+    shares = tl.load(weights_ptr + pairs)
+    features = tl.program_id(0) * FEATURES + tl.arange(0, FEATURES)
+    read = tl.minimum(features, WIDTH - 1)
+    inputs = tl.arange(0, INPUTS)
+    hidden_ptrs = hidden_ptr + known.to(tl.int64)[:, None] * INNER + inputs[None, :]
+    down_ptrs = down_ptr + expert * (WIDTH * INNER) + read[:, None] * INNER + inputs[None, :]
+    if TURNED:
+        mixed = tl.zeros([FEATURES, PAIRS], tl.float32)
+    else:
+        mixed = tl.zeros([PAIRS, FEATURES], tl.float32)
+    for start in range(0, INNER, INPUTS):
+        if INNER % INPUTS == 0:
+            hidden, weight = tl.load(hidden_ptrs), tl.load(down_ptrs)
+        else:
+            inside = (start + inputs < INNER)[None, :]
+            hidden = tl.load(hidden_ptrs, mask=inside, other=0.0)
+            weight = tl.load(down_ptrs, mask=inside, other=0.0)
+        mixed = _multiply(hidden, weight, mixed, TURNED)
+        hidden_ptrs += INPUTS
+        down_ptrs += INPUTS
+    if TURNED:
+        mixed = tl.trans(mixed)
+    parts_ptrs = parts_ptr + pairs.to(tl.int64)[:, None] * WIDTH + features[None, :]
+    stored = (places < last)[:, None] & (features < WIDTH)[None, :]
+    tl.store(parts_ptrs, mixed * shares[:, None], mask=stored)
+
+
+@triton.jit
+def _sum_kernel(
+    parts_ptr, out_ptr, CHOSEN: tl.constexpr, WIDTH: tl.constexpr, FEATURES: tl.constexpr
+):
+    row = tl.program_id(0).to(tl.int64)
+    features = tl.program_id(1) * FEATURES + tl.arange(0, FEATURES)
+    inside = features < WIDTH
+    total = tl.zeros([FEATURES], tl.float32)
+    for slot in tl.static_range(CHOSEN):
+        part_ptrs = parts_ptr + (row * CHOSEN + slot) * WIDTH + features
+        total += tl.load(part_ptrs, mask=inside, other=0.0).to(tl.float32)
+    tl.store(out_ptr + row * WIDTH + features, total, mask=inside)
+
+
+def grouped_experts(
+    x: Tensor,
+    ids: Tensor,
+    weights: Tensor,
+    gate_up: Tensor,
+    down: Tensor,
+    tiles: GroupedTiles | None = None,
+) -> Tensor:
+    """The weighted sum over experts; arguments are those of `moe_experts`, with at least one row."""
+    experts = gate_up.shape[0]
+    tiles = tiles_for(ids.numel(), experts) if tiles is None else tiles
+    order, table = group_pairs(ids, experts, tiles.pairs)
+    hidden = pass_gate_up(x, ids.shape[1], gate_up, order, table, tiles.pairs, tiles.gate_up)
+    parts = pass_down(hidden, weights, down, order, table, tiles.pairs, tiles.down)
+    return sum_parts(parts, ids.shape[1])
+
+
+def group_pairs(ids: Tensor, experts: int, tile_pairs: int) -> tuple[Tensor, Tensor]:
+    """Bring pairs into the order of their experts, and cut that into tiles of one expert.
+
+    ids: int32 [rows, chosen]. Returns the pairs in order, int32 [pairs], and a table of tiles, int32
+    [slots, TABLE_FIELDS].
+    """
+    pairs = ids.numel()
+    order = torch.empty(pairs, dtype=torch.int32, device=ids.device)
+    slots = pairs // tile_pairs + experts
+    table = torch.empty((slots, TABLE_FIELDS), dtype=torch.int32, device=ids.device)
+    few = pairs <= FEW_GROUP_PAIRS
+    _group_kernel[(experts,)](
+        ids, order, table, pairs,
+        PAIRS=FEW_GROUP_PAIRS if few else MANY_GROUP_PAIRS, TILE_PAIRS=tile_pairs,
+        SLOTS=SLOTS_AT_ONCE, num_warps=4 if few else 8,
+    )  # fmt: skip
+    return order, table
+
+
+def pass_gate_up(
+    x: Tensor,
+    chosen: int,
+    gate_up: Tensor,
+    order: Tensor,
+    table: Tensor,
+    tile_pairs: int,
+    tile: Tile,
+) -> Tensor:
+    """silu(gate(x)) * up(x) of every pair, [pairs, inner] in the order of experts."""
+    _, both, width = gate_up.shape
+    inner = both // 2
+    hidden = torch.empty((order.shape[0], inner), dtype=x.dtype, device=x.device)
+    _grouped_gate_up_kernel[(triton.cdiv(inner, tile.features), table.shape[0])](
+        x, gate_up, hidden, order, table, x.stride(0),
+        CHOSEN=chosen, WIDTH=width, INNER=inner, PAIRS=tile_pairs, FEATURES=tile.features,
+        INPUTS=tile.inputs, TURNED=tile.turned, num_warps=tile.warps, num_stages=tile.stages,
+    )  # fmt: skip
+    return hidden
+
+
+def pass_down(
+    hidden: Tensor,
+    weights: Tensor,
+    down: Tensor,
+    order: Tensor,
+    table: Tensor,
+    tile_pairs: int,
+    tile: Tile,
+) -> Tensor:
+    """down(hidden) by weight, [pairs, width] in the order of pairs."""
+    _, width, inner = down.shape
+    parts = torch.empty((hidden.shape[0], width), dtype=hidden.dtype, device=hidden.device)
+    _grouped_down_kernel[(triton.cdiv(width, tile.features), table.shape[0])](
+        hidden, weights, down, parts, order, table,
+        WIDTH=width, INNER=inner, PAIRS=tile_pairs, FEATURES=tile.features,
+        INPUTS=tile.inputs, TURNED=tile.turned, num_warps=tile.warps, num_stages=tile.stages,
+    )  # fmt: skip
+    return parts
+
+
+def sum_parts(parts: Tensor, chosen: int) -> Tensor:
+    """The sum over each row's experts, in float32: [pairs, width] to [rows, width]."""
+    pairs, width = parts.shape
+    rows = pairs // chosen
+    out = torch.empty((rows, width), dtype=parts.dtype, device=parts.device)
+    features = min(SUM_FEATURES, triton.next_power_of_2(width))
+    _sum_kernel[(rows, triton.cdiv(width, features))](
+        parts, out, CHOSEN=chosen, WIDTH=width, FEATURES=features, num_warps=SUM_WARPS
+    )
+    return out
