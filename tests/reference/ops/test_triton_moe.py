@@ -20,8 +20,8 @@ pytestmark = [
     pytest.mark.skipif(not HAS_TRITON, reason="triton is not installed"),
     pytest.mark.timeout(300),
 ]
-LOCAL_MEMORY = 65536
-"""Bytes a program has on gfx942."""
+LOCAL_MEMORY = {"nvidia": 232448, "amd": 65536}
+"""Bytes a program may have."""
 
 
 def test_interpreted_kernels_route_rows_and_send_them_through_their_experts():
@@ -47,30 +47,36 @@ def test_interpreted_kernels_route_rows_and_send_them_through_their_experts():
     assert "skipped" not in done.stdout
 
 
-def a_step(rows):
+def a_step(rows, dtype=torch.bfloat16):
     """Rows and experts of Qwen3-30B-A3B, without memory."""
     width, inner, experts, chosen = 2048, 768, 128, 8
-    bfloats = {"dtype": torch.bfloat16, "device": "meta"}
+    numbers = {"dtype": dtype, "device": "meta"}
     return (
-        torch.empty(rows, width, **bfloats),
+        torch.empty(rows, width, **numbers),
         torch.empty(rows, chosen, dtype=torch.int32, device="meta"),
         torch.empty(rows, chosen, device="meta"),
-        torch.empty(experts, 2 * inner, width, **bfloats),
-        torch.empty(experts, width, inner, **bfloats),
+        torch.empty(experts, 2 * inner, width, **numbers),
+        torch.empty(experts, width, inner, **numbers),
     )
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
 @pytest.mark.parametrize("vendor", TARGETS)
-def test_kernels_of_steps_of_all_sizes_compile_and_fit_the_device(compile_for, monkeypatch, vendor):  # noqa: F811
+def test_kernels_of_steps_of_all_sizes_compile_and_fit_the_device(
+    compile_for,  # noqa: F811
+    monkeypatch,
+    vendor,
+    dtype,
+):
     monkeypatch.setattr(torch.version, "hip", "7.0" if vendor == "amd" else None)
 
-    kernels = compile_for(vendor, "moe_experts", [a_step(rows) for rows in (1, 8, 400, 900, 8192)])
+    steps = [a_step(rows, dtype) for rows in (1, 8, 400, 900, 8192)]
+    kernels = compile_for(vendor, "moe_experts", steps)
 
     # Two for few pairs; for many, with each of four tiles one to group and two products, and a sum.
     assert len(kernels) == 15
     assert all(kernel.asm[CODE[vendor]] for kernel in kernels.values())
-    if vendor == "amd":
-        assert max(kernel.metadata.shared for kernel in kernels.values()) <= LOCAL_MEMORY
+    assert max(kernel.metadata.shared for kernel in kernels.values()) <= LOCAL_MEMORY[vendor]
 
 
 def test_decode_steps_of_all_sizes_share_their_kernels(compile_for):  # noqa: F811

@@ -61,11 +61,15 @@ AMD_TILES = tuple(
 )
 
 
-def tiles_for(pairs: int, experts: int) -> GroupedTiles:
-    """Tiles by how many pairs an expert has in the mean."""
+def tiles_for(pairs: int, experts: int, dtype: torch.dtype) -> GroupedTiles:
+    """Tiles by how many pairs an expert has in the mean; of wide numbers fewer inputs at a time."""
     mean = pairs / experts
     at = next((at for at, most in enumerate((12, 32, 96)) if mean <= most), 3)
-    return (TILES if torch.version.hip is None else AMD_TILES)[at]
+    tiles = (TILES if torch.version.hip is None else AMD_TILES)[at]
+    if dtype.itemsize <= 2:
+        return tiles
+    gate_up, down = (replace(each, inputs=each.inputs // 2) for each in (tiles.gate_up, tiles.down))
+    return replace(tiles, gate_up=gate_up, down=down)
 
 
 @triton.jit(do_not_specialize=["pairs"])
@@ -251,7 +255,7 @@ def grouped_experts(
 ) -> Tensor:
     """The weighted sum over experts; arguments are those of `moe_experts`, with at least one row."""
     experts = gate_up.shape[0]
-    tiles = tiles_for(ids.numel(), experts) if tiles is None else tiles
+    tiles = tiles_for(ids.numel(), experts, x.dtype) if tiles is None else tiles
     order, table = group_pairs(ids, experts, tiles.pairs)
     hidden = pass_gate_up(x, ids.shape[1], gate_up, order, table, tiles.pairs, tiles.gate_up)
     parts = pass_down(hidden, weights, down, order, table, tiles.pairs, tiles.down)
