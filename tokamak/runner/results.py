@@ -91,7 +91,8 @@ class InFlightResult:
                 self._arrival = None
             if self._peaks is not None:
                 bad = bad_peaks(self._peaks.numpy())
-                self._token_ids[list(bad)] = HARMLESS_ID
+                # Through NumPy, as the tensor was made in inference mode and this may be outside of it.
+                self._token_ids.numpy()[list(bad)] = HARMLESS_ID
                 self._errors = {**bad, **self._errors}
                 self._peaks = None
         return self._token_ids.numpy()

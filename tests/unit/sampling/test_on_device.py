@@ -130,7 +130,8 @@ def test_unusable_scores_are_errors_of_their_rows_when_they_arrive(monkeypatch, 
     bench = SamplerBench([params] * 4, vocab=VOCAB)
     plan = a_decode_plan([1, 1, 1, 1])
 
-    host, device = both_ways(monkeypatch, bench, logits)
+    with torch.inference_mode():
+        host, device = both_ways(monkeypatch, bench, logits)
     first = InFlightResult.launch(plan, host, {}, HostWaits()).take()
     second = InFlightResult.launch(plan, device, {}, HostWaits()).take()
 
