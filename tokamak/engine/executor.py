@@ -111,7 +111,5 @@ class InProcessExecutor:
         return _LaunchedStep(plan, launched)
 
     def close(self) -> None:
-        """Let running steps end and stop the thread."""
+        """Let running steps end and stop the thread; what runs on a GPU ends by itself."""
         self._stream.close()
-        if not self._on_cpu:
-            torch.cuda.synchronize()
