@@ -6,8 +6,8 @@ Heads are Qwen3-0.6B's (16 query and 8 key heads), Llama-3-8B's (32/8) and Qwen3
 bfloat16, blocks of 16 tokens. Decode: contexts around 1,100 tokens, block tables of 40,960; calls over the caches of
 many layers are recorded in one graph, so keys come from memory; a figure is one call, its graph node included. Prefill:
 whole prompts, and chunks behind a prefix; beside it, gathered keys with PyTorch's fused attention. Forms are compiled
-by several processes before anything is timed. First of all, every form is compared with the reference. The best forms
-come last.
+by several processes before anything is timed. Every form is compared with the reference; the best
+forms come last.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ import argparse
 import itertools
 import multiprocessing
 import statistics
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
-from functools import partial
+from functools import lru_cache, partial
 
 import torch
 from torch import Tensor
@@ -57,15 +57,15 @@ PROMPTS = {
 DECODE_FORMS = [
     DecodeForm(0, tile, warps, stages, "here")
     for tile, warps, stages in [
-        (16, 1, 4), (32, 2, 3), (32, 4, 3), (32, 4, 4), (64, 2, 3), (64, 4, 2), (64, 4, 3), (64, 4, 4), (64, 8, 3),
+        (32, 2, 3), (32, 4, 3), (32, 4, 4), (64, 4, 2), (64, 4, 3), (64, 4, 4), (64, 8, 3), (64, 8, 4),
         (128, 4, 2), (128, 8, 2), (128, 8, 3),
     ]
 ]  # fmt: skip
 PREFILL_FORMS = [
     PrefillForm(rows, tile, warps, stages, one_loop)
     for rows, tile, warps, stages in [
-        (64, 64, 4, 2), (64, 64, 4, 3), (64, 128, 4, 2), (128, 64, 8, 2), (128, 64, 8, 3), (128, 64, 8, 4),
-        (128, 64, 4, 2), (128, 128, 8, 2), (128, 128, 8, 3), (256, 64, 8, 2),
+        (64, 32, 4, 3), (64, 64, 4, 2), (64, 64, 4, 3), (64, 128, 4, 2), (128, 32, 8, 3), (128, 64, 8, 2),
+        (128, 64, 8, 3), (128, 128, 8, 2), (128, 128, 8, 3),
     ]
     for one_loop in (False, True)
 ]  # fmt: skip
@@ -73,26 +73,30 @@ PREFILL_FORMS = [
 Call = Callable[[], object]
 
 
+@lru_cache(maxsize=1)
+def _stream() -> torch.cuda.Stream:
+    return torch.cuda.Stream()
+
+
 def _timed(calls: list[Call], repeats: int = 7) -> float:
     """Seconds of one call: the median of some replays of a graph of all of them."""
-    stream = torch.cuda.Stream()
-    stream.wait_stream(torch.cuda.current_stream())
+    stream, graph = _stream(), torch.cuda.CUDAGraph()
+    torch.cuda.synchronize()
+    spans = []
     with torch.cuda.stream(stream):
         calls[0]()
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, stream=stream):
-            for call in calls:
-                call()
-    torch.cuda.synchronize()
-    graph.replay()
-    spans = []
-    for _ in range(repeats):
-        begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-        begin.record()
+        graph.capture_begin()
+        for call in calls:
+            call()
+        graph.capture_end()
         graph.replay()
-        end.record()
-        end.synchronize()
-        spans.append(begin.elapsed_time(end) / 1e3 / len(calls))
+        for _ in range(repeats):
+            begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+            begin.record()
+            graph.replay()
+            end.record()
+            end.synchronize()
+            spans.append(begin.elapsed_time(end) / 1e3 / len(calls))
     return statistics.median(spans)
 
 
@@ -115,7 +119,7 @@ def _table(lengths: list[int], width: int) -> Tensor:
 class Decode:
     """Decode calls of one model and batch, over many layers' caches."""
 
-    def __init__(self, heads: int, kv_heads: int, requests: int, *, q_width: int = 1) -> None:
+    def __init__(self, heads: int, kv_heads: int, requests: int) -> None:
         chance = torch.Generator().manual_seed(requests)
         lengths = torch.randint(*CONTEXT, (requests,), generator=chance, dtype=torch.int32)
         self.table = _table(lengths.tolist(), TABLE_TOKENS // BLOCK_TOKENS)
@@ -123,16 +127,20 @@ class Decode:
         self.bytes = int(lengths.sum()) * kv_heads * DIM * 2 * 2
         layers = min(max(CACHES_BYTES // self.bytes, 3), MOST_LAYERS)
         self.caches = _caches(blocks, kv_heads, layers)
-        self.lengths, self.q_width = lengths.cuda(), q_width
-        self.q = torch.randn((requests * q_width, heads, DIM), device="cuda", dtype=torch.bfloat16)
+        self.lengths = lengths.cuda()
+        self.q = torch.randn((requests, heads, DIM), device="cuda", dtype=torch.bfloat16)
         self.out = torch.empty_like(self.q)
 
     def call(self, form: DecodeForm, layer: int) -> None:
         """One layer."""
         k, v = self.caches[layer]
-        paged_decode(
-            self.q, k, v, self.table, self.lengths, self.q_width, DIM**-0.5, 0, self.out, form
-        )
+        paged_decode(self.q, k, v, self.table, self.lengths, 1, DIM**-0.5, 0, self.out, form)
+
+    def reference(self) -> None:
+        """The first layer."""
+        k, v = self.caches[0]
+        starts = torch.arange(len(self.lengths) + 1, dtype=torch.int32, device="cuda")
+        paged_attention(self.q, k, v, self.table, self.lengths, starts, 1, DIM**-0.5, 0, self.out)
 
     def seconds(self, form: DecodeForm) -> float:
         """One call."""
@@ -155,10 +163,10 @@ class Prefill:
         scores = sum(queries * before + queries * (queries + 1) // 2 for queries, before in rows)
         self.operations = 4 * heads * DIM * scores
 
-    def arguments(self) -> tuple[object, ...]:
-        """Of the op."""
-        return (
-            self.q, self.k, self.v, self.table, self.lengths, self.starts, 0, DIM**-0.5, 0, self.out,
+    def reference(self) -> None:
+        """One call of the reference."""
+        paged_attention(
+            self.q, self.k, self.v, self.table, self.lengths, self.starts, 0, DIM**-0.5, 0, self.out
         )  # fmt: skip
 
     def call(self, form: PrefillForm) -> None:
@@ -181,9 +189,8 @@ class Prefill:
         kv_heads, wanted = self.k.shape[1], self.table.flatten()
         shape = (len(self.rows), -1, kv_heads, BLOCK_TOKENS, DIM)
         k, v = (each.index_select(0, wanted).view(shape) for each in (self.k, self.v))
-        return tuple(
-            each.transpose(1, 2).reshape(len(self.rows), kv_heads, -1, DIM) for each in (k, v)
-        )
+        k, v = (each.transpose(1, 2).reshape(len(self.rows), kv_heads, -1, DIM) for each in (k, v))
+        return k, v
 
     def fused(self, backend: SDPBackend) -> dict[str, float]:
         """Seconds of gathering, and of PyTorch's attention over what was gathered."""
@@ -227,7 +234,8 @@ def _obstacle(call: Call) -> str:
 
 def _compile(at: int, workers: int, kinds: list[str], models: list[str]) -> None:
     """Compile every `workers`-th form into Triton's folder on disk."""
-    jobs: list[Call] = []
+    on_device = partial(_on_device, triton_paged_attention)
+    jobs: list[Call] = [partial(case.outcome, on_device) for case in paged_attention_cases]
     for name in models:
         heads, kv_heads = HEADS[name]
         if "decode" in kinds:
@@ -252,18 +260,17 @@ def _compile_all(workers: int, kinds: list[str], models: list[str]) -> None:
         pool.starmap(_compile, [(at, workers, kinds, models) for at in range(workers)])
 
 
-def _on_device(call: Callable[..., object], *arguments: object) -> object:
+def _on_device(call: Callable[..., object], *arguments: object) -> None:
     """Run on the device what a case made on the CPU, and bring back what it changes."""
     moved = [each.cuda() if isinstance(each, Tensor) else each for each in arguments]
     call(*moved)
     for there, here in zip(moved, arguments, strict=True):
         if isinstance(here, Tensor) and isinstance(there, Tensor):
             here.copy_(there)
-    return None
 
 
 def check() -> None:
-    """Compare the backend with the reference over the cases, and a large step of every form with itself."""
+    """Compare the backend with the reference over the cases."""
     gaps = {
         str(case): difference(
             case.outcome(partial(_on_device, triton_paged_attention)), case.outcome(paged_attention)
@@ -275,97 +282,79 @@ def check() -> None:
     print(f"cases: {len(gaps)}, beyond tolerance: {bad or 'none'}")
 
 
-def check_forms(step: Decode | Prefill, forms: list[DecodeForm] | list[PrefillForm]) -> None:
-    """Compare every form with the reference on one large step."""
-    if isinstance(step, Decode):
-        k, v = step.caches[0]
-        starts = torch.arange(len(step.lengths) + 1, dtype=torch.int32, device="cuda")
-        paged_attention(step.q, k, v, step.table, step.lengths, starts, 1, DIM**-0.5, 0, step.out)
-    else:
-        paged_attention(*step.arguments())  # pyright: ignore[reportArgumentType]
-    expected = step.out.clone()
-    for form in forms:
+def _check_forms(
+    out: Tensor, reference: Call, calls: Iterable[tuple[DecodeForm | PrefillForm, Call]]
+) -> None:
+    """Compare every form with the reference on one large step, a few times."""
+    reference()
+    expected = out.clone()
+    for form, call in calls:
         for _ in range(3):
-            step.out.fill_(float("nan"))
-            call = (
-                partial(step.call, form, 0)
-                if isinstance(step, Decode)
-                else partial(step.call, form)
-            )
-            if _obstacle(call):
-                break
-            gap = difference([step.out], [expected])
+            out.fill_(float("nan"))
+            call()
+            gap = difference([out], [expected])
             if not gap <= 2.0**-6:
-                print(f"WRONG by {gap:.3g}: {form}")
+                print(f"WRONG by {gap:.3g}: {_name(form)}")
 
 
 def _name(form: DecodeForm | PrefillForm) -> str:
-    first = (
-        f"splits {form.splits:2} {form.merge}"
-        if isinstance(form, DecodeForm)
-        else f"rows {form.rows:3} {'one loop' if form.one_loop else 'two loops'}"
-    )
-    return f"{first} tile {form.tile:3} warps {form.warps} stages {form.stages}"
+    loop = f"tile {form.tile} warps {form.warps} stages {form.stages}"
+    if isinstance(form, DecodeForm):
+        return f"splits {form.splits} {form.merge} {loop}"
+    return f"rows {form.rows} {loop} {'one loop' if form.one_loop else ''}"
 
 
 def decode_table(models: list[str], *, quick: bool) -> list[str]:
-    """Lines of the best forms, by model and batch."""
+    """Lines of the chosen form, the best ones and the best that merges afterwards, by model and batch."""
     lines = []
     for model, requests in itertools.product(models, BATCHES):
         heads, kv_heads = HEADS[model]
         step = Decode(heads, kv_heads, requests)
-        forms = list(_decode_forms(requests, kv_heads))
-        chosen = choose_form(requests, kv_heads, torch.device("cuda", 0))
-        if quick:
-            forms = [chosen]
-        elif requests <= 32:
-            check_forms(step, forms)
-        timed = {
-            form: step.seconds(form) for form in forms if not _obstacle(partial(step.call, form, 0))
-        }
-        timed.setdefault(chosen, step.seconds(chosen))
-        floor = step.bytes / BYTES_PER_S
+        chosen = choose_form(requests, kv_heads, 2 * DIM, torch.device("cuda", 0))
+        forms = {chosen, *([] if quick else _decode_forms(requests, kv_heads))}
+        calls = {form: partial(step.call, form, 0) for form in forms}
+        calls = {form: call for form, call in calls.items() if not _obstacle(call)}
+        if requests <= 32:
+            _check_forms(step.out, step.reference, calls.items())
+        timed = {form: step.seconds(form) for form in calls}
         best = sorted(timed, key=lambda form: timed[form])
         after = [form for form in best if form.merge == "after"][:1]
-        for label, form in [
-            ("chosen", chosen),
-            *(("best", each) for each in best[:4]),
-            *(("after", each) for each in after),
-        ]:
+        labelled = [("chosen", chosen), *(("best", form) for form in best[:2])]
+        for label, form in [*labelled, *(("after", form) for form in after)]:
             spent = timed[form]
             lines.append(
-                f"decode {model:5} {requests:4} {spent * 1e6:7.2f} us, floor {floor * 1e6:7.2f}, "
-                f"{step.bytes / spent / 1e12:5.2f} TB/s  {label:6} {_name(form)}"
+                f"{model} {requests}: {spent * 1e6:.2f} us (floor {step.bytes / BYTES_PER_S * 1e6:.2f}) "
+                f"{step.bytes / spent / 1e12:.2f} TB/s {label} {_name(form)}"
             )
-        del step
+        del step, calls
         torch.cuda.empty_cache()
     return lines
 
 
 def prefill_table(models: list[str], *, quick: bool) -> list[str]:
-    """Lines of the best forms and of PyTorch's attention, by model and prompts."""
+    """Lines of the chosen form, the best ones and PyTorch's attention, by model and prompts."""
     lines = []
     for model, (title, rows) in itertools.product(models, PROMPTS.items()):
         heads, kv_heads = HEADS[model]
         step = Prefill(heads, kv_heads, rows)
         chosen = choose_prefill(heads // kv_heads, DIM, 2)
-        forms = [chosen] if quick else PREFILL_FORMS
-        if title != "1 x 8192" and not quick:
-            check_forms(step, forms)
-        timed = {
-            form: step.seconds(form) for form in forms if not _obstacle(partial(step.call, form))
-        }
-        timed.setdefault(chosen, step.seconds(chosen))
+        forms = {chosen, *([] if quick else PREFILL_FORMS)}
+        calls = {form: partial(step.call, form) for form in forms}
+        calls = {form: call for form, call in calls.items() if not _obstacle(call)}
+        if max(queries for queries, _ in rows) <= 1024:
+            _check_forms(step.out, step.reference, calls.items())
+        timed = {form: step.seconds(form) for form in calls}
         best = sorted(timed, key=lambda form: timed[form])
-        for label, form in [("chosen", chosen), *(("best", each) for each in best[:4])]:
+        for label, form in [("chosen", chosen), *(("best", form) for form in best[:2])]:
             rate = step.operations / timed[form] / 1e12
+            spent = timed[form] * 1e6
             lines.append(
-                f"prefill {model:5} {title:20} {timed[form] * 1e6:8.1f} us {rate:5.0f} TFLOP/s  {label:6} {_name(form)}"
+                f"{model} {title}: {spent:.1f} us {rate:.0f} TFLOP/s {label} {_name(form)}"
             )
         if step.even:
             for backend in (SDPBackend.CUDNN_ATTENTION, SDPBackend.FLASH_ATTENTION):
-                lines.append(f"prefill {model:5} {title:20} {_fused_line(step, backend)}")
-        del step
+                lines.append(f"{model} {title}: {_fused_line(step, backend)}")
+        del step, calls
         torch.cuda.empty_cache()
     return lines
 
@@ -377,7 +366,7 @@ def _fused_line(step: Prefill, backend: SDPBackend) -> str:
         return f"{backend.name} does not run: {str(error).splitlines()[0][:80]}"
     rate = step.operations / spans["attend"] / 1e12
     return (
-        f"{spans['attend'] * 1e6:8.1f} us {rate:5.0f} TFLOP/s  {backend.name}, "
+        f"{spans['attend'] * 1e6:.1f} us {rate:.0f} TFLOP/s {backend.name}, "
         f"and {spans['gather'] * 1e6:.1f} us of gathering"
     )
 
@@ -392,7 +381,7 @@ def main() -> None:
     options = parser.parse_args()
     if not options.quick:
         _compile_all(options.workers, options.kinds, options.models)
-    check()
+        check()
     lines: list[str] = []
     if "decode" in options.kinds:
         lines += decode_table(options.models, quick=options.quick)

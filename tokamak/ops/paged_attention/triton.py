@@ -42,7 +42,8 @@ def triton_paged_attention(
     kv_heads, head_dim = k_cache.shape[1], k_cache.shape[3]
     groups = q.shape[1] // kv_heads
     if q_width and q_width * groups <= MOST_DECODE_ROWS:
-        form = triton_decode.choose_form(lengths.shape[0], kv_heads, q.device)
+        row_bytes = head_dim * k_cache.element_size()
+        form = triton_decode.choose_form(lengths.shape[0], kv_heads, row_bytes, q.device)
         triton_decode.paged_decode(
             q, k_cache, v_cache, block_table, lengths, q_width, scale, window, out, form
         )

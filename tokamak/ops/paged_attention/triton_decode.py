@@ -24,7 +24,7 @@ MERGE_NUMBERS = 8192
 """Partial sums a merging program holds at a time."""
 COUNTERS = 1 << 14
 """Requests times key heads whose splits are counted at a time; a larger call merges afterwards."""
-STREAMS = 32
+STREAMS = 64
 PROGRAMS_PER_PROCESSOR = 2
 """Programs per multiprocessor that a step of few requests is split into."""
 MOST_SPLITS = 32
@@ -285,10 +285,14 @@ def _processors(device: torch.device) -> int:
     return torch.cuda.get_device_properties(device).multi_processor_count
 
 
-def choose_form(requests: int, kv_heads: int, device: torch.device) -> DecodeForm:
-    """The form for a call of these sizes. Of AMD's barrier nobody promises that stores of others are done."""
+def choose_form(requests: int, kv_heads: int, row_bytes: int, device: torch.device) -> DecodeForm:
+    """The form for a call of these sizes; `row_bytes`: of one cached key.
+
+    Of AMD's barrier nobody promises that stores of other threads are done, so a second kernel merges there.
+    """
     splits = splits_of(requests, kv_heads, _processors(device))
-    return DecodeForm(splits, 64, 4, 3, "here" if torch.version.hip is None else "after")
+    merge = "here" if torch.version.hip is None else "after"
+    return DecodeForm(splits, 64 if row_bytes <= 512 else 32, 4, 3, merge)
 
 
 _ARRIVED: dict[torch.device, Tensor] = {}

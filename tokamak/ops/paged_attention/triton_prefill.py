@@ -199,10 +199,10 @@ class PrefillForm:
 
 def choose_form(groups: int, head_dim: int, itemsize: int) -> PrefillForm:
     """The form for these heads; fewer rows where a row takes more bytes."""
-    rows = max(128, triton.next_power_of_2(groups))
-    if head_dim * itemsize <= 256:
-        return PrefillForm(rows, 128, 8, 2)
-    return PrefillForm(rows, 32, 8, 2)
+    least = triton.next_power_of_2(groups)
+    if itemsize > 2:
+        return PrefillForm(max(32, least), 32, 4, 2)
+    return PrefillForm(max(128, least), 128 if head_dim <= 128 else 32, 8, 2)
 
 
 def paged_prefill(
