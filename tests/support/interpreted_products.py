@@ -13,6 +13,7 @@ import sys
 
 from tests.support.interpreted import ROOT, cases_at, mend_interpreter
 from tokamak.ops.case import difference
+from tokamak.ops.linear.tile import Tile
 from tokamak.ops.load import load_backends
 from tokamak.ops.registry import OPS
 
@@ -20,9 +21,13 @@ CASES = "tokamak.ops.linear.few_rows_cases"
 NAMES = ("few_rows_linear", "few_rows_after_norm", "few_rows_gated", "few_rows_into")
 
 
-def product_gaps() -> dict[str, dict[str, tuple[float, float]]]:
-    """The difference and the tolerance of every case, by op and case."""
-    command = [sys.executable, "-m", "tests.support.interpreted_products"]
+FORMS = {"chosen": None, "lanes": Tile(4, 256, 1), "cores": Tile(16, 32, 2, 2)}
+"""Tiles that every case is multiplied with, as far as they take its rows."""
+
+
+def product_gaps(form: str) -> dict[str, dict[str, tuple[float, float]]]:
+    """The difference and the tolerance of every case that a form takes, by op and case."""
+    command = [sys.executable, "-m", "tests.support.interpreted_products", form]
     environment = os.environ | {"TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"}
     done = subprocess.run(
         command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False
@@ -53,10 +58,21 @@ def mend_products() -> None:
     builder.create_dot = widened
 
 
-def _main() -> None:
+def takes(form: str, case: str) -> bool:
+    """Whether a form multiplies as many rows as a case has: lanes take up to 8, cores 2 or more."""
+    rows = int(case.split()[0])
+    return form == "chosen" or (rows <= 8 if form == "lanes" else rows > 1)
+
+
+def _main(form: str) -> None:
     load_backends()
     mend_interpreter()
     mend_products()
+    tile = FORMS[form]
+    if tile is not None:
+        from tokamak.ops.linear import triton_few
+
+        triton_few.tile_for = lambda *_, **__: tile
     gaps = {}
     for name in NAMES:
         op = OPS[name]
@@ -67,9 +83,10 @@ def _main() -> None:
                 case.tolerance,
             )
             for case in cases_at(f"{CASES}:{name}_cases")
+            if takes(form, str(case))
         }
     sys.stdout.write(json.dumps(gaps))
 
 
 if __name__ == "__main__":
-    _main()
+    _main(sys.argv[1])

@@ -46,6 +46,7 @@ BACKEND_MODULES = {
     "triton": (
         "tokamak.ops.activation.triton",
         "tokamak.ops.embedding.triton",
+        "tokamak.ops.linear.triton_sm90",
         "tokamak.ops.linear.triton",
         "tokamak.ops.moe_experts.triton",
         "tokamak.ops.moe_route.triton",

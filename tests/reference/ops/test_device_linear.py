@@ -25,7 +25,7 @@ from tokamak.ops.linear.few_rows_cases import (
     few_rows_into_cases,
     few_rows_linear_cases,
 )
-from tokamak.ops.linear.tile import MEASURED, row_class, tile_for
+from tokamak.ops.linear.tile import FUSED_ROWS, MEASURED, fused_rows, row_class, tile_for
 from tokamak.ops.load import load_backends
 
 load_backends()
@@ -149,6 +149,40 @@ def test_few_rows_with_a_sum_pending_add_it_once():
     assert torch.equal(stream, total)
     expected = linear.after_norm(None, total, norm_weight(), EPS)
     assert difference([found], [expected]) < 2e-5
+
+
+def test_a_weight_that_the_library_multiplies_faster_leaves_its_sum_pending(monkeypatch):
+    monkeypatch.setitem(FUSED_ROWS, (WIDTH, WIDTH, False), 2)
+    linear, stream = a_linear(WIDTH), numbers(3, WIDTH, 2)
+    x = numbers(3, WIDTH, 1)
+
+    two, three = linear.into(x[:2], stream[:2]), linear.into(x, stream.clone())
+
+    assert two is None
+    assert three is not None
+    assert difference([three], [torch.from_numpy(product(x, linear.weight))]) < 2e-5
+
+
+def test_the_border_of_gate_and_up_is_its_own(monkeypatch):
+    monkeypatch.setitem(FUSED_ROWS, (FEATURES, WIDTH, True), 1)
+
+    linear = a_linear()
+
+    assert linear.gated_rows == 1
+    assert linear.fused_rows == FEW_ROWS
+
+
+def test_a_large_weight_of_unknown_shape_is_fused_for_fewer_rows_than_a_small_one():
+    assert fused_rows(5120, 2048) == 16
+    assert fused_rows(16384, 4096) == 8
+
+
+def test_two_rows_take_the_tile_measured_for_eight_and_one_row_its_own():
+    shape = (4096, 1024)
+
+    tiles = [tile_for(rows, *shape) for rows in (1, 2, 3, 8)]
+
+    assert tiles == [MEASURED[1, 4096, 1024, False]] + 3 * [MEASURED[8, 4096, 1024, False]]
 
 
 def test_no_rows_make_no_rows():

@@ -15,13 +15,13 @@ from tokamak.core.weight import Weight
 from tokamak.device.facts import DeviceFacts
 from tokamak.ops.activation import silu_mul
 from tokamak.ops.linear.few_rows import (
-    FEW_ROWS,
     few_rows_after_norm,
     few_rows_gated,
     few_rows_into,
     few_rows_linear,
     product,
 )
+from tokamak.ops.linear.tile import fused_rows
 from tokamak.ops.norm import add_rms_norm, rms_norm
 from tokamak.ops.registry import Choice
 
@@ -34,6 +34,11 @@ class DeviceLinear:
     def __init__(self, weight: Tensor, facts: DeviceFacts) -> None:
         assert weight.dim() == 2, f"a weight of shape {tuple(weight.shape)} is no matrix"
         self.weight = weight.contiguous()
+        features, columns = weight.shape
+        self.fused_rows = fused_rows(features, columns)
+        """The most rows that kernels for few rows get; more are the library's."""
+        self.gated_rows = fused_rows(features, columns, gated=True)
+        """The same for a weight of gate and up."""
         self._few_linear, linear = few_rows_linear.bind(facts)
         self._few_after_norm, after_norm = few_rows_after_norm.bind(facts)
         self._few_gated, gated = few_rows_gated.bind(facts)
@@ -48,13 +53,13 @@ class DeviceLinear:
 
     def __call__(self, x: Tensor) -> Tensor:
         """x: [rows, columns]; returns [rows, features] in the dtype of x."""
-        if x.shape[0] <= FEW_ROWS:
+        if x.shape[0] <= self.fused_rows:
             return self._few_linear(x, self.weight, x.dtype)
         return functional.linear(x, self.weight)
 
     def scores(self, x: Tensor) -> Tensor:
         """x: [rows, columns]; returns [rows, features] float32, never rounded to the dtype of x."""
-        if x.shape[0] <= FEW_ROWS:
+        if x.shape[0] <= self.fused_rows:
             return self._few_linear(x, self.weight, torch.float32)
         return product(x, self.weight, torch.float32)
 
@@ -66,7 +71,7 @@ class DeviceLinear:
         x: [rows, columns] pending, or None; residual: [rows, columns]; norm_weight: [columns]; returns
         [rows, features] in the dtype of the stream.
         """
-        if x is None and residual.shape[0] <= FEW_ROWS:
+        if x is None and residual.shape[0] <= self.fused_rows:
             return self._few_after_norm(residual, norm_weight, eps, self.weight, residual.dtype)
         return self(self._normed(x, residual, norm_weight, eps))
 
@@ -75,7 +80,7 @@ class DeviceLinear:
 
         residual: [rows, columns]; norm_weight: [columns]; returns [rows, features] float32.
         """
-        if residual.shape[0] <= FEW_ROWS:
+        if residual.shape[0] <= self.fused_rows:
             return self._few_after_norm(residual, norm_weight, eps, self.weight, torch.float32)
         return product(self._rms_norm(residual, norm_weight, eps), self.weight, torch.float32)
 
@@ -86,7 +91,7 @@ class DeviceLinear:
 
         The weight is [2 * inner, columns], the rows of gate first; returns [rows, inner].
         """
-        if x is None and residual.shape[0] <= FEW_ROWS:
+        if x is None and residual.shape[0] <= self.gated_rows:
             return self._few_gated(residual, norm_weight, eps, self.weight)
         return self._silu_mul(self(self._normed(x, residual, norm_weight, eps)))
 
@@ -95,7 +100,7 @@ class DeviceLinear:
 
         x: [rows, columns]; residual: [rows, features]; returns None, or [rows, features] pending.
         """
-        if x.shape[0] <= FEW_ROWS:
+        if x.shape[0] <= self.fused_rows:
             self._few_into(x, self.weight, residual)
             return None
         return functional.linear(x, self.weight)

@@ -1,6 +1,7 @@
-"""How does a kernel for few rows divide a weight? By a table of what was measured, else by a rule.
+"""How does a kernel for few rows divide a weight, and for how many rows is it the faster way?
 
-Nothing is timed when a model starts: the same weight gets the same tile on every start.
+A table of what was measured on an H200 says so, else rules. Nothing is timed when a model starts: the same
+weight gets the same tile on every start.
 """
 
 from __future__ import annotations
@@ -15,10 +16,12 @@ class Tile:
     features: int
     """Rows of the weight a program multiplies; of gate and of up as many each."""
     columns: int
-    """Columns taken at a time: by the program where there is one row, else by every warp."""
+    """Columns taken at a time: by the program on vector arithmetic, by every warp on tensor cores."""
     warps: int
-    stages: int = 1
-    """Tiles under way at a time; one row keeps all of its tiles under way by itself."""
+    stages: int = 0
+    """Tiles under way at a time on tensor cores; 0 is vector arithmetic, all of whose tiles are under way."""
+    overlaps: bool = False
+    """Whether the kernel gains from beginning before its predecessor ends, on chips where it can."""
 
 
 LANE_COLUMNS = 8
@@ -26,33 +29,94 @@ LANE_COLUMNS = 8
 WARP_COLUMNS = 32 * LANE_COLUMNS
 MOST_PROGRAMS = 2048
 """Programs of 4 warps that fit an H200 at once, about."""
+CLASSES = (1, 2, 4, 8, 16)
+"""Numbers of rows that kernels are compiled for."""
+SMALL_WEIGHT = 1 << 24
+"""Numbers of a weight up to which 9 to 16 rows gain more from one kernel than from the library's product."""
 
-MEASURED: dict[tuple[int, int, int, bool], Tile] = {}
-"""Tiles by row class (1, 8 or 16), features, columns and whether the weight is gate and up."""
+MEASURED: dict[tuple[int, int, int, bool], Tile] = {
+    # Qwen3 0.6B: queries, keys and values; output; gate and up; down; head.
+    (1, 4096, 1024, False): Tile(2, 1024, 2, overlaps=True),
+    (8, 4096, 1024, False): Tile(32, 64, 4, 4),
+    (16, 4096, 1024, False): Tile(32, 64, 4, 4),
+    (1, 1024, 2048, False): Tile(4, 2048, 8, overlaps=True),
+    (8, 1024, 2048, False): Tile(16, 64, 4, 6),
+    (16, 1024, 2048, False): Tile(16, 64, 4, 6),
+    (1, 6144, 1024, True): Tile(2, 1024, 2, overlaps=True),
+    (8, 6144, 1024, True): Tile(32, 64, 4, 4),
+    (16, 6144, 1024, True): Tile(32, 64, 4, 4),
+    (1, 1024, 3072, False): Tile(4, 2048, 8, overlaps=True),
+    (8, 1024, 3072, False): Tile(16, 64, 4, 6),
+    (16, 1024, 3072, False): Tile(16, 64, 4, 6),
+    (1, 151936, 1024, False): Tile(4, 256, 1, overlaps=True),
+    (8, 151936, 1024, False): Tile(64, 64, 4, 3),
+    (16, 151936, 1024, False): Tile(64, 64, 4, 3),
+    # Llama 3 8B, likewise.
+    (1, 6144, 4096, False): Tile(2, 2048, 4, overlaps=True),
+    (8, 6144, 4096, False): Tile(64, 64, 4, 3),
+    (16, 6144, 4096, False): Tile(64, 64, 4, 3),
+    (1, 4096, 4096, False): Tile(4, 2048, 8, overlaps=True),
+    (8, 4096, 4096, False): Tile(16, 128, 4, 3),
+    (16, 4096, 4096, False): Tile(32, 128, 4, 3),
+    (1, 28672, 4096, True): Tile(1, 4096, 4, overlaps=True),
+    (8, 28672, 4096, True): Tile(32, 64, 4, 4),
+    (16, 28672, 4096, True): Tile(32, 64, 4, 4),
+    (1, 4096, 14336, False): Tile(4, 2048, 8, overlaps=True),
+    (8, 4096, 14336, False): Tile(16, 128, 4, 3),
+    (16, 4096, 14336, False): Tile(16, 128, 4, 3),
+    (1, 128256, 4096, False): Tile(2, 4096, 4, overlaps=True),
+    (8, 128256, 4096, False): Tile(64, 64, 4, 3),
+    (16, 128256, 4096, False): Tile(64, 64, 4, 3),
+}
+"""Tiles by row class, features, columns and whether the weight is gate and up; 2 and 4 may take those of 8."""
+
+FUSED_ROWS: dict[tuple[int, int, bool], int] = {
+    (151936, 1024, False): 1,
+    (6144, 4096, False): 8,
+    (4096, 4096, False): 16,
+    (28672, 4096, True): 8,
+    (4096, 14336, False): 16,
+    (128256, 4096, False): 8,
+}
+"""The most rows for which a kernel was faster than the library's product and its neighbours."""
 
 
 def row_class(rows: int) -> int:
-    """1, 8 or 16: kernels are compiled for these numbers of rows."""
-    return 1 if rows == 1 else 8 if rows <= 8 else 16
+    """The number of rows that the kernel for `rows` is compiled for."""
+    return next(each for each in CLASSES if rows <= each)
+
+
+def fused_rows(features: int, columns: int, *, gated: bool = False) -> int:
+    """The most rows for which a kernel takes the neighbours of a product along; more are the library's."""
+    measured = FUSED_ROWS.get((features, columns, gated))
+    if measured is not None:
+        return measured
+    return 16 if features * columns <= SMALL_WEIGHT else 8
 
 
 def tile_for(rows: int, features: int, columns: int, *, gated: bool = False) -> Tile:
     """The tile of a [features, columns] weight for products with 1 to 16 rows."""
-    measured = MEASURED.get((row_class(rows), features, columns, gated))
-    if measured is not None:
-        return measured
+    least = row_class(rows)
+    for each in CLASSES:
+        if least <= each <= max(least, 8) and (least > 1 or each == 1):
+            measured = MEASURED.get((each, features, columns, gated))
+            if measured is not None:
+                return measured
     parts = features // 2 if gated else features
-    return _one_row(parts, columns, gated) if rows == 1 else _several_rows(parts, gated)
+    return _one_row(parts, columns, gated=gated) if rows == 1 else _several_rows(parts, gated=gated)
 
 
-def _one_row(features: int, columns: int, gated: bool) -> Tile:
+def _one_row(features: int, columns: int, *, gated: bool) -> Tile:
     """Programs small enough that all of them run at once where that leaves each enough bytes under way."""
+    if not gated and columns >= 8 * WARP_COLUMNS and features <= 2 * MOST_PROGRAMS:
+        # Few features: all columns at once, and no more features than keep every processor busy.
+        return Tile(1 if features < 512 else 4, 8 * WARP_COLUMNS, 8, overlaps=True)
     warps = 4 if columns >= 4 * WARP_COLUMNS else 2 if columns >= 2 * WARP_COLUMNS else 1
     each = 2 if features <= 2 * MOST_PROGRAMS or gated else 4
-    return Tile(each, warps * WARP_COLUMNS, warps)
+    return Tile(each, warps * WARP_COLUMNS, warps, overlaps=True)
 
 
-def _several_rows(features: int, gated: bool) -> Tile:
+def _several_rows(features: int, *, gated: bool) -> Tile:
     """Tensor cores take 16 features at least; a wider tile reads the rows of x less often."""
-    each = 16 if features < 4096 or gated else 32
-    return Tile(each, 64, 4, 4)
+    each = 64 if features >= 65536 else 16 if features < 4096 and not gated else 32
+    return Tile(each, 64, 4, 3 if each == 64 else 4)
