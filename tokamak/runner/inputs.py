@@ -156,6 +156,10 @@ class InputArena:
         count = self._now().sampled
         return self._member["sampled_slots"][:count], self._member["sampled_positions"][:count]
 
+    def sampled_rows(self, rows: int) -> tuple[Tensor, Tensor]:
+        """Where slots and positions of sampled tokens lie, int32 [rows]; in decode steps padding is slot 0."""
+        return self._member["sampled_slots"][:rows], self._member["sampled_positions"][:rows]
+
     def stage(self, plan: StepPlan, shape: StepShape) -> None:
         """Write a step's numbers into the half of the host arena whose turn it is.
 
@@ -184,6 +188,8 @@ class InputArena:
             member["slots"][real:running] = NULL_SLOT
             member["computed_before"][real:running] = 0
             member["lengths"][real:running] = max(shape.q_width, 1)
+            member["sampled_slots"][real:running] = NULL_SLOT
+            member["sampled_positions"][real:running] = 0
             steps = np.arange(1, running - real + 1, dtype=np.int32)
             starts[real + 1 : running + 1] = starts[real] + shape.q_width * steps
         sampled = plan.sampled_rows
