@@ -1,11 +1,13 @@
 """How near memory speed do products of few rows run on a GPU, with which tiles, and from how many rows does cuBLAS win?
 
-    PYTHONPATH=. python benchmarks/ops/gpu_linear.py [--models qwen3-0.6b llama-3-8b] [--workers 12] [--quick]
+    PYTHONPATH=. python benchmarks/ops/gpu_linear.py [--models qwen3-0.6b llama-3-8b qwen3-30b-a3b]
+        [--classes 1 2 4 8 16] [--workers 12] [--quick]
 
 Every matrix of a model is multiplied in one CUDA graph over as many weights as the model has layers, so that
-they come from memory. First every tile is timed for each matrix and row class, launched in order and (on
-Hopper) overlapped; then whole models are replayed as the chain of a decode step without attention. Times are
-medians of replays; the floor is bytes of weights at 4.15 TB/s. Lines for `ops/linear/tile.py` come last.
+they come from memory. First every tile is timed for each matrix and row class, of each kind (vector
+arithmetic, tensor cores, tensor cores out of registers) and both launched in order and overlapped; then whole
+models are replayed as the chain of a decode step without attention. Times are medians of replays; the floor is
+bytes of weights at 4.15 TB/s. Lines for `ops/linear/tile.py` and the table of chains come last.
 """
 
 from __future__ import annotations
@@ -14,8 +16,8 @@ import argparse
 import multiprocessing
 import statistics
 import time
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
 from functools import partial
 
 import torch
@@ -24,24 +26,35 @@ from torch.nn import functional
 
 from tokamak.ops.activation.triton import triton_silu_mul
 from tokamak.ops.linear.few_rows import product
-from tokamak.ops.linear.tile import Tile, row_class, tile_for
-from tokamak.ops.linear.triton import IN_ORDER, multiply
+from tokamak.ops.linear.tile import CLASSES, Tile, fused_rows, row_class, tile_for
+from tokamak.ops.linear.triton_few import multiply
 from tokamak.ops.linear.triton_sm90 import OVERLAPPED
+from tokamak.ops.linear.triton_sm90_registers import multiply_in_registers
 from tokamak.ops.norm.triton import triton_add_rms_norm, triton_rms_norm
 
 BYTES_PER_S = 4.15e12
 SHARED_BYTES = 200 * 1024
 EPS = 1e-6
-LAUNCHES: dict[str, Mapping[str, object]] = {"order": IN_ORDER, "overlap": OVERLAPPED}
-CLASSES = (1, 8, 16)
+MOST_UNROLLED = 16
+"""Tiles of a program's columns: more of them take long to compile."""
+KINDS = ("lanes", "cores", "registers")
 ROWS = (1, 2, 4, 8, 16, 32)
 ONE_ROW = [
     (1, 1024, 4), (2, 1024, 4), (4, 1024, 4), (8, 1024, 4), (2, 2048, 4), (1, 4096, 4), (2, 4096, 4), (4, 2048, 8),
     (2, 512, 2), (4, 512, 2), (2, 256, 1), (4, 256, 1), (1, 1024, 1), (2, 1024, 2),
 ]  # fmt: skip
-SEVERAL_ROWS = [
+LANES = [
+    (1, 1024, 4), (2, 1024, 4), (4, 1024, 4), (2, 2048, 8), (4, 2048, 8), (2, 512, 2), (4, 512, 2), (4, 256, 1),
+]  # fmt: skip
+CORES = [
     (16, 64, 4, 4), (16, 64, 8, 3), (16, 128, 4, 3), (16, 128, 8, 2), (16, 32, 8, 6), (16, 64, 4, 6),
     (32, 64, 4, 4), (32, 64, 8, 3), (32, 128, 4, 3), (32, 32, 4, 6), (64, 64, 4, 3), (64, 32, 8, 4),
+    (64, 64, 4, 4), (128, 64, 4, 2), (128, 32, 4, 4), (16, 256, 4, 2),
+]  # fmt: skip
+REGISTERS = [
+    (16, 64, 1), (16, 256, 1), (16, 64, 2), (16, 128, 2), (16, 256, 2), (16, 64, 4), (16, 128, 4), (16, 256, 4),
+    (16, 64, 8), (16, 128, 8), (16, 256, 8), (16, 64, 16), (16, 128, 16), (32, 64, 1), (32, 128, 2), (32, 64, 4),
+    (32, 128, 4), (32, 64, 8), (64, 64, 2), (64, 64, 4),
 ]  # fmt: skip
 
 
@@ -63,15 +76,30 @@ class Matrix:
 
     def tiles(self, rows: int) -> list[Tile]:
         """Tiles worth timing; those that need too much shared memory, or hang over the columns, are left out."""
+        return [
+            replace(tile, overlaps=overlaps)
+            for tile in self._tiles(rows)
+            for overlaps in (False, True)
+        ]
+
+    def _tiles(self, rows: int) -> Iterator[Tile]:
+        features = self.features // 2 if self.gated else self.features
+        for each in ONE_ROW if rows == 1 else LANES if rows <= 8 else []:
+            if each[1] <= self.columns <= each[1] * MOST_UNROLLED:
+                yield Tile(*each)
         if rows == 1:
-            return [Tile(*each) for each in ONE_ROW if each[1] <= self.columns]
+            return
         weights = 2 if self.gated else 1
-        found = []
-        for features, columns, warps, stages in SEVERAL_ROWS:
-            stage = warps * columns * 2 * (features * weights + rows + 1)
-            if stage * stages <= SHARED_BYTES and warps * columns <= self.columns:
-                found.append(Tile(features, columns, warps, stages))
-        return found
+        for each in CORES:
+            tile = Tile(*each)
+            stage = tile.warps * tile.columns * 2 * (tile.features * weights + rows + 1)
+            if stage * tile.stages <= SHARED_BYTES and tile.warps * tile.columns <= self.columns:
+                yield tile
+        for each in REGISTERS:
+            tile = Tile(*each, registers=True)
+            most = tile.warps * tile.columns * MOST_UNROLLED
+            if tile.divides(features, self.columns) and self.columns <= most:
+                yield tile
 
 
 def matrices(width: int, query: int, kv: int, inner: int, vocab: int) -> list[Matrix]:
@@ -87,6 +115,15 @@ def matrices(width: int, query: int, kv: int, inner: int, vocab: int) -> list[Ma
 MODELS = {
     "qwen3-0.6b": (28, matrices(1024, 2048, 1024, 3072, 151936)),
     "llama-3-8b": (32, matrices(4096, 4096, 1024, 14336, 128256)),
+    "qwen3-30b-a3b": (
+        48,
+        [
+            Matrix("qkv", 5120, 2048, norm=True),
+            Matrix("o", 2048, 4096, into=True),
+            Matrix("router", 128, 2048),
+            Matrix("head", 151936, 2048, norm=True, head=True),
+        ],
+    ),
 }
 
 
@@ -116,11 +153,20 @@ def place_of(matrix: Matrix, copies: int, rows: int, features: int | None = None
     )
 
 
-def fused(matrix: Matrix, place: Place, weight: Tensor, tile: Tile | None, launch: str) -> None:
+def kind_of(tile: Tile) -> str:
+    return "registers" if tile.registers else "cores" if tile.stages else "lanes"
+
+
+def rule(matrix: Matrix, rows: int) -> Tile:
+    """The tile that is checked in."""
+    return tile_for(rows, matrix.features, matrix.columns, gated=matrix.gated, registers=True)
+
+
+def fused(matrix: Matrix, place: Place, weight: Tensor, tile: Tile | None) -> None:
     multiply(
         place.x, weight, place.out,
         norm_weight=place.norm if matrix.norm else None, eps=EPS, gated=matrix.gated, into=matrix.into,
-        tile=tile, launch=LAUNCHES[launch],
+        tile=tile, overlapped=OVERLAPPED, in_registers=multiply_in_registers,
     )  # fmt: skip
 
 
@@ -173,34 +219,28 @@ def each_us(matrix: Matrix, place: Place, call: Callable[[Matrix, Place, Tensor]
     return replay_us(record) / len(place.weights)
 
 
-def jobs(models: list[str], classes: tuple[int, ...]) -> Iterator[tuple[Matrix, int, Tile, str]]:
+def jobs(models: list[str], classes: list[int]) -> Iterator[tuple[Matrix, int, Tile]]:
     for model in models:
         for matrix in MODELS[model][1]:
             for rows in classes:
-                for tile in {
-                    *matrix.tiles(rows),
-                    tile_for(rows, matrix.features, matrix.columns, gated=matrix.gated),
-                }:
-                    for launch in LAUNCHES:
-                        yield matrix, rows, tile, launch
+                for tile in {*matrix.tiles(rows), rule(matrix, rows)}:
+                    yield matrix, rows, tile
 
 
-def compile_some(work: list[tuple[Matrix, int, Tile, str]]) -> list[str]:
+def compile_some(work: list[tuple[Matrix, int, Tile]]) -> list[str]:
     """Compile kernels into Triton's cache, over a short weight of the same columns; returns what failed."""
     failed = []
-    for matrix, rows, tile, launch in work:
+    for matrix, rows, tile in work:
         features = 256 if matrix.features % 256 == 0 else 128
         place = place_of(matrix, 1, rows, features)
         try:
-            fused(matrix, place, place.weights[0], tile, launch)
+            fused(matrix, place, place.weights[0], tile)
         except Exception as error:
-            failed.append(
-                f"{matrix.name} {rows} {tile} {launch}: {type(error).__name__} {str(error)[:120]}"
-            )
+            failed.append(f"{matrix.name} {rows} {tile}: {type(error).__name__} {str(error)[:120]}")
     return failed
 
 
-def compile_all(work: list[tuple[Matrix, int, Tile, str]], workers: int) -> None:
+def compile_all(work: list[tuple[Matrix, int, Tile]], workers: int) -> None:
     begun = time.perf_counter()
     parts = [work[at::workers] for at in range(workers)]
     with multiprocessing.get_context("spawn").Pool(workers) as pool:
@@ -210,7 +250,7 @@ def compile_all(work: list[tuple[Matrix, int, Tile, str]], workers: int) -> None
         print("  failed:", line)
 
 
-def gap(matrix: Matrix, place: Place, tile: Tile, launch: str) -> float:
+def gap(matrix: Matrix, place: Place, tile: Tile) -> float:
     """The largest difference from PyTorch's float32 product, relative to the larger of 1 and that."""
     weight, x = place.weights[0].float(), place.x.float()
     if matrix.norm:
@@ -220,76 +260,98 @@ def gap(matrix: Matrix, place: Place, tile: Tile, launch: str) -> float:
         gate, up = y.chunk(2, dim=-1)
         y = functional.silu(gate) * up
     place.out.zero_()
-    fused(matrix, place, place.weights[0], tile, launch)
+    fused(matrix, place, place.weights[0], tile)
     return ((place.out.float() - y).abs() / y.abs().clamp(min=1)).max().item()
 
 
-def sweep(model: str, classes: tuple[int, ...]) -> dict[tuple[int, str, str], Tile]:
-    """Time every tile; returns the fastest by row class, matrix and launch."""
+def sweep(model: str, classes: list[int]) -> dict[tuple[int, str], dict[Tile, float]]:
+    """Time every tile; returns the times by row class and matrix."""
     copies, parts = MODELS[model]
-    best: dict[tuple[int, str, str], Tile] = {}
+    found: dict[tuple[int, str], dict[Tile, float]] = {}
     for matrix in parts:
         weights = place_of(matrix, 1 if matrix.head else copies, 1).weights
         floor = matrix.bytes / BYTES_PER_S * 1e6
         for rows in classes:
             place = place_of(matrix, 0, rows)
             place.weights = weights
-            line = [f"{model} {matrix.name:8}{rows:3} rows floor {floor:7.2f}"]
-            rule = tile_for(rows, matrix.features, matrix.columns, gated=matrix.gated)
-            for launch in LAUNCHES:
-                times: dict[Tile, float] = {}
-                for tile in dict.fromkeys([rule, *matrix.tiles(rows)]):
-                    try:
-                        call = partial(fused, tile=tile, launch=launch)
-                        times[tile] = each_us(matrix, place, call)
-                    except Exception as error:
-                        print(f"  failed: {matrix.name} {rows} {tile} {launch}: {str(error)[:160]}")
-                if not times:
-                    continue
-                order = sorted(times, key=times.__getitem__)
-                best[rows, matrix.name, launch] = order[0]
-                worst = gap(matrix, place, order[0], launch)
-                shown = " ".join(
-                    f"{tile.features}/{tile.columns}/{tile.warps}/{tile.stages}={times[tile]:.2f}"
-                    for tile in order[:5]
-                )
-                speed = matrix.bytes / times[order[0]] / 1e3
-                line.append(
-                    f"\n    {launch:8} {shown} | {speed:5.0f} GB/s, rule {times.get(rule, float('nan')):.2f}, gap {worst:.4f}"
-                )
+            times: dict[Tile, float] = {}
+            for tile in dict.fromkeys([rule(matrix, rows), *matrix.tiles(rows)]):
+                try:
+                    times[tile] = each_us(matrix, place, partial(fused, tile=tile))
+                except Exception as error:
+                    print(f"  failed: {matrix.name} {rows} {tile}: {str(error)[:160]}")
+            found[rows, matrix.name] = times
+            checked_in = times.get(rule(matrix, rows), float("nan"))
+            print(f"{model} {matrix.name} {rows} rows: floor {floor:.2f}, rule {checked_in:.2f}")
+            for kind in KINDS:
+                for overlaps in (False, True):
+                    same = [
+                        tile
+                        for tile in times
+                        if kind_of(tile) == kind and tile.overlaps == overlaps
+                    ]
+                    order = sorted(same, key=times.__getitem__)
+                    if order:
+                        shown = " ".join(
+                            f"{tile.features}/{tile.columns}/{tile.warps}/{tile.stages}={times[tile]:.2f}"
+                            for tile in order[:4]
+                        )
+                        worst = gap(matrix, place, order[0])
+                        name = f"{kind} {'overlap' if overlaps else 'order'}"
+                        print(f"    {name:18} {shown}, gap {worst:.4f}")
             alone = each_us(matrix, place, library)
             whole = each_us(matrix, place, unfused)
-            print(
-                "".join(line) + f"\n    cuBLAS {alone:.2f}, with its neighbours {whole:.2f}",
-                flush=True,
-            )
+            print(f"    cuBLAS {alone:.2f}, with its neighbours {whole:.2f}", flush=True)
+            LIBRARY[model, rows, matrix.name] = whole
         del weights
         torch.cuda.empty_cache()
-    return best
+    return found
 
 
-def chain_us(model: str, rows: int, best: dict[tuple[int, str, str], Tile], way: str) -> float:
+LIBRARY: dict[tuple[str, int, str], float] = {}
+"""Microseconds of the library's product and its neighbours by model, row class and matrix."""
+
+
+def fastest(times: dict[Tile, float], way: str) -> Tile | None:
+    """The fastest tile of a way: a kind, a launch, both, or `any`."""
+    fitting = [
+        tile
+        for tile in times
+        if way == "any"
+        or set(way.split()) <= {kind_of(tile), "overlap" if tile.overlaps else "order"}
+    ]
+    return min(fitting, key=times.__getitem__, default=None)
+
+
+def chain_us(
+    model: str, rows: int, found: dict[tuple[int, str], dict[Tile, float]], way: str
+) -> float:
     """Microseconds of all products of a decode step, in their order."""
     copies, parts = MODELS[model]
     places = {m.name: place_of(m, 0, rows) for m in parts}
     weights = CHAIN_WEIGHTS[model]
-
-    def call(matrix: Matrix, layer: int) -> None:
-        weight, place = weights[matrix.name][layer], places[matrix.name]
-        if way == "unfused":
-            unfused(matrix, place, weight)
-        elif way == "cublas":
-            library(matrix, place, weight)
-        elif way.startswith("rule"):
-            fused(matrix, place, weight, None, way.split()[1])
+    calls: dict[str, Callable[[Matrix, Place, Tensor], None]] = {}
+    for matrix in parts:
+        most = fused_rows(matrix.features, matrix.columns, gated=matrix.gated)
+        times = found.get((row_class(rows), matrix.name), {}) if rows <= 16 else {}
+        tile = fastest(times, "any" if way == "best" else way)
+        if way == "cublas":
+            calls[matrix.name] = library
+        elif way == "checked in" and rows <= most:
+            calls[matrix.name] = partial(fused, tile=None)
+        elif tile is None or (
+            way == "best" and times[tile] > LIBRARY[model, row_class(rows), matrix.name]
+        ):
+            calls[matrix.name] = unfused
         else:
-            fused(matrix, place, weight, best[row_class(rows), matrix.name, way], way)
+            calls[matrix.name] = partial(fused, tile=tile)
 
     def record() -> None:
         for layer in range(copies):
             for matrix in parts[:-1]:
-                call(matrix, layer)
-        call(parts[-1], 0)
+                calls[matrix.name](matrix, places[matrix.name], weights[matrix.name][layer])
+        head = parts[-1]
+        calls[head.name](head, places[head.name], weights[head.name][0])
 
     return replay_us(record)
 
@@ -300,41 +362,43 @@ CHAIN_WEIGHTS: dict[str, dict[str, list[Tensor]]] = {}
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--models", nargs="+", choices=MODELS, default=list(MODELS))
+    parser.add_argument("--classes", nargs="+", type=int, choices=CLASSES, default=list(CLASSES))
     parser.add_argument("--workers", type=int, default=12)
     parser.add_argument("--quick", action="store_true", help="time the checked-in tiles only")
     options = parser.parse_args()
-    classes = () if options.quick else CLASSES
-    ways = ("rule order", "rule overlap", "order", "overlap", "unfused", "cublas")
-    if options.quick:
-        ways = tuple(way for way in ways if way not in LAUNCHES)
-    else:
+    classes = [] if options.quick else options.classes
+    ways = ["checked in", "unfused", "cublas"]
+    if classes:
+        kinds = [f"{kind} {launch}" for kind in KINDS for launch in ("order", "overlap")]
+        ways += ["best", "any", *kinds]
         compile_all(list(jobs(options.models, classes)), options.workers)
     table, lines = [], []
     for model in options.models:
         copies, parts = MODELS[model]
-        best = sweep(model, classes)
+        found = sweep(model, classes)
         CHAIN_WEIGHTS[model] = {
             m.name: place_of(m, 1 if m.head else copies, 1).weights for m in parts
         }
         floor = sum(m.bytes * (1 if m.head else copies) for m in parts) / BYTES_PER_S * 1e3
         for rows in ROWS:
-            few = [way for way in ways if rows <= 16 or way in ("unfused", "cublas")]
-            times = {way: chain_us(model, rows, best, way) / 1e3 for way in few}
+            swept = rows <= 16 and row_class(rows) in classes
+            few = [way for way in ways if swept or way in ("checked in", "unfused", "cublas")]
+            times = {way: chain_us(model, rows, found, way) / 1e3 for way in few}
             shown = ", ".join(f"{way} {ms:.3f}" for way, ms in times.items())
             table.append(f"{model} {rows:3} rows: floor {floor:.3f} ms, {shown}")
-        for launch in LAUNCHES:
-            lines.append(f"# {model}, {launch}")
-            for (rows, name, kind), tile in best.items():
-                matrix = next(m for m in parts if m.name == name)
-                if kind == launch:
-                    lines.append(
-                        f"    ({rows}, {matrix.features}, {matrix.columns}, {matrix.gated}): "
-                        f"Tile({tile.features}, {tile.columns}, {tile.warps}, {tile.stages}),"
-                    )
+        lines.append(f"# {model}")
+        for (rows, name), times in found.items():
+            matrix = next(m for m in parts if m.name == name)
+            tile = fastest(times, "any")
+            if tile is not None:
+                library_us = LIBRARY[model, rows, name]
+                wins = "" if times[tile] <= library_us else f"  # library {library_us:.2f}"
+                shape = f"{rows}, {matrix.features}, {matrix.columns}, {matrix.gated}"
+                lines.append(f"    ({shape}): {tile},  # {times[tile]:.2f}{wins}")
         del CHAIN_WEIGHTS[model]
         torch.cuda.empty_cache()
-    print(torch.cuda.get_device_name(), "torch", torch.__version__)
     print("\n".join(lines))
+    print(torch.cuda.get_device_name(), "torch", torch.__version__)
     print("\n".join(table))
 
 

@@ -22,6 +22,13 @@ class Tile:
     """Tiles under way at a time on tensor cores; 0 is vector arithmetic, all of whose tiles are under way."""
     overlaps: bool = False
     """Whether the kernel gains from beginning before its predecessor ends, on chips where it can."""
+    registers: bool = False
+    """Whether tensor cores get their operands from memory without a stop in shared memory, where a chip can."""
+
+    def divides(self, features: int, columns: int) -> bool:
+        """Whether programs of this tile take a whole weight and nothing else."""
+        taken = self.columns * self.warps if self.stages or self.registers else self.columns
+        return features % self.features == 0 and columns % taken == 0
 
 
 LANE_COLUMNS = 8
@@ -94,13 +101,18 @@ def fused_rows(features: int, columns: int, *, gated: bool = False) -> int:
     return 16 if features * columns <= SMALL_WEIGHT else 8
 
 
-def tile_for(rows: int, features: int, columns: int, *, gated: bool = False) -> Tile:
-    """The tile of a [features, columns] weight for products with 1 to 16 rows."""
+def tile_for(
+    rows: int, features: int, columns: int, *, gated: bool = False, registers: bool = False
+) -> Tile:
+    """The tile of a [features, columns] weight for products with 1 to 16 rows.
+
+    registers: whether the chip has kernels for tiles of that name; else one of another kind is found.
+    """
     least = row_class(rows)
     for each in CLASSES:
         if least <= each <= max(least, 8) and (least > 1 or each == 1):
             measured = MEASURED.get((each, features, columns, gated))
-            if measured is not None:
+            if measured is not None and (registers or not measured.registers):
                 return measured
     parts = features // 2 if gated else features
     return _one_row(parts, columns, gated=gated) if rows == 1 else _several_rows(parts, gated=gated)

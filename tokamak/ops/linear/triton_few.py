@@ -12,7 +12,8 @@ reads what kernels before it wrote.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 
 import torch
 import triton
@@ -241,19 +242,28 @@ def multiply(
     into: bool = False,
     tile: Tile | None = None,
     overlapped: Mapping[str, object] = IN_ORDER,
+    in_registers: Callable[..., None] | None = None,
 ) -> None:
     """Launch the kernel for x's rows, at most FEW_ROWS, writing `out` or adding to it.
 
     x: [rows, columns], a row in one piece; weight: [features, columns] contiguous; out: [rows, features],
-    or half as many features where the weight is gate and up. overlapped: how a tile that overlaps is launched.
+    or half as many features where the weight is gate and up. overlapped: how a tile that overlaps is launched;
+    in_registers: launches tiles of that kind, where a chip has them.
     """
     rows, columns = x.shape
     features = weight.shape[0] // 2 if gated else weight.shape[0]
     if not rows:
         return
-    tile = tile or tile_for(rows, weight.shape[0], columns, gated=gated)
-    taken = tile.columns * tile.warps if tile.stages else tile.columns
-    whole = features % tile.features == 0 and columns % taken == 0
+    has_registers = in_registers is not None
+    tile = tile or tile_for(rows, weight.shape[0], columns, gated=gated, registers=has_registers)
+    whole = tile.divides(features, columns)
+    if tile.registers:
+        assert in_registers is not None, f"{tile} on a chip without kernels for it"
+        assert whole, f"{tile} for a weight of {tuple(weight.shape)}"
+        in_registers(
+            x, weight, out, norm_weight=norm_weight, eps=eps, gated=gated, into=into, tile=tile
+        )
+        return
     launch = overlapped if tile.overlaps else IN_ORDER
     grid = (triton.cdiv(features, tile.features),)
     norm = x if norm_weight is None else norm_weight
@@ -294,17 +304,21 @@ def suits(x: Tensor, weight: Tensor) -> bool:
 
 
 class FewRows:
-    """The ops of few rows on these kernels; `overlapped` is how a chip launches tiles that overlap."""
+    """The ops of few rows on these kernels, and on what a chip adds: see `multiply`."""
 
-    def __init__(self, overlapped: Mapping[str, object] = IN_ORDER) -> None:
-        self._overlapped = overlapped
+    def __init__(
+        self,
+        overlapped: Mapping[str, object] = IN_ORDER,
+        in_registers: Callable[..., None] | None = None,
+    ) -> None:
+        self._multiply = partial(multiply, overlapped=overlapped, in_registers=in_registers)
 
     def linear(self, x: Tensor, weight: Tensor, out_dtype: torch.dtype) -> Tensor:
         """Multiply rows with a matrix, accumulating in float32."""
         if not suits(x, weight):
             return few_rows_linear.reference(x, weight, out_dtype)
         out = torch.empty((x.shape[0], weight.shape[0]), dtype=out_dtype, device=x.device)
-        multiply(x, weight, out, overlapped=self._overlapped)
+        self._multiply(x, weight, out)
         return out
 
     def after_norm(
@@ -320,9 +334,7 @@ class FewRows:
             return few_rows_after_norm.reference(residual, norm_weight, eps, weight, out_dtype)
         shape = (residual.shape[0], weight.shape[0])
         out = torch.empty(shape, dtype=out_dtype, device=residual.device)
-        multiply(
-            residual, weight, out, norm_weight=norm_weight, eps=eps, overlapped=self._overlapped
-        )
+        self._multiply(residual, weight, out, norm_weight=norm_weight, eps=eps)
         return out
 
     def gated(self, residual: Tensor, norm_weight: Tensor, eps: float, weight: Tensor) -> Tensor:
@@ -331,9 +343,9 @@ class FewRows:
             return few_rows_gated.reference(residual, norm_weight, eps, weight)
         shape = (residual.shape[0], weight.shape[0] // 2)
         out = torch.empty(shape, dtype=residual.dtype, device=residual.device)
-        multiply(
+        self._multiply(
             residual, weight, out,
-            norm_weight=norm_weight, eps=eps, gated=True, overlapped=self._overlapped,
+            norm_weight=norm_weight, eps=eps, gated=True,
         )  # fmt: skip
         return out
 
@@ -341,5 +353,5 @@ class FewRows:
         """Multiply rows with a matrix and add the result to the residual stream in place."""
         if not suits(x, weight) or residual.stride(1) != 1:
             return few_rows_into.reference(x, weight, residual)
-        multiply(x, weight, residual, into=True, overlapped=self._overlapped)
+        self._multiply(x, weight, residual, into=True)
         return residual

@@ -19,6 +19,7 @@ from tokamak.ops.linear.few_rows import (
     few_rows_linear,
 )
 from tokamak.ops.linear.triton_few import FewRows
+from tokamak.ops.linear.triton_sm90_registers import multiply_in_registers
 
 
 @triton.jit
@@ -56,7 +57,7 @@ def fits(facts: DeviceFacts) -> bool:
     return facts.vendor == "nvidia" and facts.arch == "sm90" and facts.has("triton")
 
 
-few_rows = FewRows(OVERLAPPED)
+few_rows = FewRows(OVERLAPPED, multiply_in_registers)
 few_rows_linear.backend("triton_sm90", fits=fits)(few_rows.linear)
 few_rows_after_norm.backend("triton_sm90", fits=fits)(few_rows.after_norm)
 few_rows_gated.backend("triton_sm90", fits=fits)(few_rows.gated)
