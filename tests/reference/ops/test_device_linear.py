@@ -25,7 +25,7 @@ from tokamak.ops.linear.few_rows_cases import (
     few_rows_into_cases,
     few_rows_linear_cases,
 )
-from tokamak.ops.linear.tile import FUSED_ROWS, MEASURED, fused_rows, row_class, tile_for
+from tokamak.ops.linear.tile import FUSED_ROWS, MEASURED, Tile, fused_rows, row_class, tile_for
 from tokamak.ops.load import load_backends
 
 load_backends()
@@ -183,6 +183,16 @@ def test_two_rows_take_the_tile_measured_for_eight_and_one_row_its_own():
     tiles = [tile_for(rows, *shape) for rows in (1, 2, 3, 8)]
 
     assert tiles == [MEASURED[1, 4096, 1024, False]] + 3 * [MEASURED[8, 4096, 1024, False]]
+
+
+def test_a_chip_without_kernels_out_of_registers_gets_a_tile_of_another_kind(monkeypatch):
+    wanted = Tile(16, 64, 4, registers=True)
+    monkeypatch.setitem(MEASURED, (8, 512, 1024, False), wanted)
+
+    found = [tile_for(8, 512, 1024, registers=has) for has in (True, False)]
+
+    assert found[0] == wanted
+    assert not found[1].registers
 
 
 def test_no_rows_make_no_rows():
