@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Hashable
 
 from tokamak.config.engine import EngineConfig
-from tokamak.core.plan import Mode
 from tokamak.engine.messages import (
     EngineReport,
     GraphReport,
@@ -17,9 +16,6 @@ from tokamak.graphs import region_graph
 from tokamak.graphs.ladder import Ladder
 from tokamak.graphs.request_graph import RequestKey
 from tokamak.runner.assemble import Rank
-
-REPLAYED = {"request": Mode.REQUEST_GRAPH, "token": Mode.TOKEN_GRAPH}
-"""By kind of graph: the mode of the steps it replays."""
 
 
 def engine_report(config: EngineConfig, rank: Rank) -> EngineReport:
@@ -47,7 +43,7 @@ def engine_report(config: EngineConfig, rank: Rank) -> EngineReport:
                 ladders[report.kind],
                 backend=graphs.backend,
                 off=runner.recorder.off.get(report.name, ""),
-                replays=modes[REPLAYED[report.kind]].steps,
+                replays=report.replays,
             )
             for report in runner.recorder.reports()
         ],

@@ -65,6 +65,7 @@ class GraphReport:
     pool_bytes: int
     segments: int
     """Of all buckets together."""
+    replays: int
     native: bool
     """Whether replays run no PyTorch op from Python, but for the copy into the outlet."""
 
@@ -106,6 +107,7 @@ class RegionGraph(Generic[K]):
         self._recordings: dict[K, Recorded] = {}
         self._outlet: Tensor | None = None
         self._failure: BaseException | None = None
+        self._replays = 0
 
     def breaks_at(self, region: EagerRegion) -> bool:
         """Whether a region ends the recorded segment."""
@@ -114,6 +116,10 @@ class RegionGraph(Generic[K]):
     def __contains__(self, key: object) -> bool:
         """Whether a bucket can be replayed."""
         return key in self._recordings
+
+    def outlet(self, key: K) -> Tensor:
+        """Where a recorded bucket leaves its result, [rows, ...]; a KeyError if it is not recorded."""
+        return self._recordings[key].outlet
 
     def buckets(self) -> tuple[K, ...]:
         """What is recorded, in order of recording."""
@@ -192,6 +198,7 @@ class RegionGraph(Generic[K]):
             begin_forward(ctx)
             for hook in self.before_replay:
                 hook(key)
+            self._replays += 1
             try:
                 self._run(recorded)
                 self._streams.check_forward_end()
@@ -227,6 +234,7 @@ class RegionGraph(Generic[K]):
             seconds=sum(recorded.seconds for recorded in recordings),
             pool_bytes=self.pool_bytes(),
             segments=sum(len(recorded.segments) for recorded in recordings),
+            replays=self._replays,
             native=bool(recordings) and all(_is_native(recorded) for recorded in recordings),
         )
 

@@ -70,7 +70,7 @@ class ReplayCheck:
         expected = self._eager(context)
         worst = worst_difference(replayed, expected[: shape.scheduled_tokens])
         if worst <= allowed_difference(expected, same_size=True):
-            return expected
+            return hidden
         self.failures += 1
         logger.error(
             "Step %s replayed %s of %s requests and %s tokens with other numbers than the eager forward "

@@ -22,6 +22,7 @@ from tokamak.graphs.ladder import Ladder
 from tokamak.graphs.region_graph import GraphReport
 from tokamak.graphs.request_graph import ReqGraph, RequestKey
 from tokamak.graphs.token_graph import TokenGraph
+from tokamak.runner.choice import PlainChoice
 from tokamak.runner.dummy import full_plan
 from tokamak.runner.exchange import Exchange
 from tokamak.runner.forward import Forward
@@ -60,6 +61,7 @@ class Recorder:
         *,
         requests: ReqGraph,
         tokens: TokenGraph,
+        choice: PlainChoice,
         off: Mapping[str, str],
         preparation: Preparation,
         forward: Forward,
@@ -72,6 +74,7 @@ class Recorder:
         self._config = config
         self._requests = requests
         self._tokens = tokens
+        self._choice = choice
         self._preparation = preparation
         self._forward = forward
         self._exchange = exchange
@@ -84,6 +87,8 @@ class Recorder:
         self._pays: set[Mode] = set()
         self.off = dict(off)
         """Graphs that record nothing, by name, and why."""
+        self._chooses = config.backend == "cuda" or config.when == "startup"
+        """On a CPU choosing is no faster recorded; a start that records all does it there for its tests' sake."""
         self.request_buckets = requests
         self.token_buckets = PaddedBuckets(tokens.ladder) if config.eager_pad else tokens
 
@@ -97,6 +102,8 @@ class Recorder:
             if rows:
                 context = self.staging(Mode.REQUEST_GRAPH, 1)
                 graph.open_outlets(self._forward.eager(context), rows)
+                if graph is self._requests and self._chooses:
+                    self._choice.open_outlets(rows)
 
     @torch.inference_mode()
     def record_all(self) -> None:
@@ -167,7 +174,8 @@ class Recorder:
 
     def reports(self) -> list[GraphReport]:
         """One per graph (GR-21)."""
-        return [self._tokens.report(), self._requests.report()]
+        reports = [self._tokens.report(), self._requests.report()]
+        return [*reports, self._choice.graph.report()] if self._chooses else reports
 
     def _graph(self, mode: Mode) -> TokenGraph | ReqGraph:
         return self._tokens if mode is Mode.TOKEN_GRAPH else self._requests
@@ -182,6 +190,8 @@ class Recorder:
             else:
                 key = RequestKey(bucket, self._q_width)
                 self._requests.record(key, self._forward.model, context)
+                if self._chooses:
+                    self._choice.record(key, context)
         except (GraphError, RuntimeError) as error:
             failure = error
         if not self._exchange.vote(failure is None):
@@ -228,7 +238,9 @@ class Recorder:
         if mode is Mode.TOKEN_GRAPH:
             self._tokens.forget(bucket)
         else:
-            self._requests.forget(RequestKey(bucket, self._q_width))
+            key = RequestKey(bucket, self._q_width)
+            self._requests.forget(key)
+            self._choice.graph.forget(key)
 
     def _check_reserve(self) -> None:
         real = sum(report.pool_bytes for report in self.reports())

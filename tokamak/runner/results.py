@@ -62,17 +62,22 @@ class InFlightResult:
         """
         token_ids, peaks, arrival = sampled.token_ids, sampled.peaks, None
         if token_ids.is_cuda:
-            packed = token_ids[None]
-            if peaks is not None:
-                packed = torch.stack((token_ids, peaks.view(torch.int32)))
+            packed = sampled.packed
+            if packed is None:
+                bits = torch.zeros_like(token_ids) if peaks is None else peaks.view(torch.int32)
+                packed = torch.stack((token_ids, bits), dim=1)
             host = torch.empty(packed.shape, dtype=torch.int32, pin_memory=True)
             host.copy_(packed, non_blocking=True)
             event = torch.cuda.Event()
             event.record()
             arrival = event.synchronize
-            token_ids = host[0]
+            token_ids = host[:, 0]
             if peaks is not None:
-                peaks = host[1].view(torch.float32)
+                peaks = host[:, 1].view(torch.float32)
+        elif sampled.packed is not None:
+            # The next step overwrites what was chosen in a recording.
+            token_ids = token_ids.clone()
+            peaks = None if peaks is None else peaks.clone()
         return cls(
             plan,
             sampled,

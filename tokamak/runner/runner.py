@@ -10,10 +10,11 @@ import torch
 from torch import Tensor
 
 from tokamak.core.context import StepContext
-from tokamak.core.plan import StepPlan, StepShape
+from tokamak.core.plan import Mode, StepPlan, StepShape
 from tokamak.device.waits import HostWaits
 from tokamak.layers.model import Model
 from tokamak.runner.check import ReplayCheck
+from tokamak.runner.choice import PlainChoice
 from tokamak.runner.dummy import idle_plan
 from tokamak.runner.exchange import Demand, Exchange
 from tokamak.runner.forward import Forward
@@ -44,6 +45,7 @@ class ModelRunner:
         recorder: Recorder,
         check: ReplayCheck,
         sampler: Sampler,
+        choice: PlainChoice,
         exchange: Exchange,
         table: RunningTable,
         previous: Previous,
@@ -55,6 +57,7 @@ class ModelRunner:
         self._preparation = preparation
         self._forward = forward
         self._sampler = sampler
+        self._choice = choice
         # Steps that need numbers on the host are counted with the others.
         sampler.waits = waits
         self._exchange = exchange
@@ -85,10 +88,11 @@ class ModelRunner:
             self._admit(plan)
             context = self._preparation.prepare(plan, shape)
             with self.spans.span("launch"):
-                hidden = self.check.passed(self._forward.run(context), plan.seq, context)
+                replayed = self._forward.run(context)
+                hidden = self.check.passed(replayed, plan.seq, context)
             with self.spans.span("sample"):
                 scores = self._scorer.score(plan, hidden)
-                sampled = self._sample(plan, context, hidden)
+                sampled = self._sample(plan, context, hidden, is_replayed=hidden is replayed)
             result = InFlightResult.launch(plan, sampled, scores, self.waits)
             self._previous.put(plan, result)
             if shape.draft_requests:
@@ -126,9 +130,19 @@ class ModelRunner:
                 output_ids=admission.token_ids[admission.prompt_tokens :].tolist(),
             )
 
-    def _sample(self, plan: StepPlan, context: StepContext, hidden: Tensor) -> Sampled:
+    def _sample(
+        self, plan: StepPlan, context: StepContext, hidden: Tensor, *, is_replayed: bool
+    ) -> Sampled:
         rows = plan.sampled_rows
         slots = plan.slots[rows]
+        if (
+            context.shape.mode is Mode.REQUEST_GRAPH
+            and is_replayed
+            and self._sampler.wants_likeliest(slots)
+        ):
+            packed = self._choice.replay(context)
+            if packed is not None:
+                return Sampled.of_packed(packed)
         positions = (plan.computed_before + plan.query_lens)[rows]
         logits = self._model.logits(hidden.index_select(0, context.inputs.logit_rows))
         where = self._inputs.sampled

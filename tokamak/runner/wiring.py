@@ -17,13 +17,16 @@ from tokamak.errors import OptionError
 from tokamak.graphs.backend import GraphBackend, make_backend
 from tokamak.graphs.buffers import StaticBuffers
 from tokamak.graphs.ladder import Ladder
+from tokamak.graphs.region import Manifest
 from tokamak.graphs.request_graph import ReqGraph
 from tokamak.graphs.streams import SideStreams
 from tokamak.graphs.token_graph import TokenGraph
 from tokamak.layers.attention.prepare import AttnBuilder
 from tokamak.layers.build import Build
 from tokamak.layers.model import Model
+from tokamak.ops.sample import argmax_rows
 from tokamak.runner.check import ReplayCheck
+from tokamak.runner.choice import PlainChoice
 from tokamak.runner.dummy import dummy_plan
 from tokamak.runner.exchange import Exchange, config_text
 from tokamak.runner.forward import Forward
@@ -109,6 +112,13 @@ def wire(
     tokens = TokenGraph(
         "prefill", token_ladder, backend, model.regions(), streams, buffers, pools=pools
     )
+    choice = PlainChoice(
+        ReqGraph("choice", request_ladder, backend, Manifest.of(), streams, buffers, pools=pools),
+        forward=requests,
+        logits=model.logits,
+        find=build.bind(argmax_rows),
+        inputs=inputs,
+    )
     previous = Previous(slots=limits.max_num_seqs + 1)
     preparation = Preparation(
         model,
@@ -132,6 +142,7 @@ def wire(
         graphs,
         requests=requests,
         tokens=tokens,
+        choice=choice,
         off=off,
         preparation=preparation.untimed(),
         forward=forward,
@@ -150,6 +161,7 @@ def wire(
         recorder=recorder,
         check=ReplayCheck(forward.eager, rate=graphs.verify_rate, first=first),
         sampler=sampler,
+        choice=choice,
         exchange=exchange,
         table=table,
         previous=previous,

@@ -49,6 +49,20 @@ class Sampled:
     """Rows that failed, with the reason: their request ends. `bad_peaks` tells those of `peaks`."""
     finished: frozenset[int]
     """Rows whose text is complete by their grammar: with this token nothing more may follow."""
+    packed: Tensor | None = None
+    """[rows, 2] int32, `token_ids` beside the bits of `peaks`, where they lie together already."""
+
+    @staticmethod
+    def of_packed(packed: Tensor) -> Sampled:
+        """Plain rows that were chosen in a recording. packed: [rows, 2] int32, ids and the bits of peaks."""
+        return Sampled(
+            token_ids=packed[:, 0],
+            peaks=packed[:, 1].view(torch.float32),
+            logprobs=(None,) * packed.shape[0],
+            errors={},
+            finished=frozenset(),
+            packed=packed,
+        )
 
 
 class Sampler:
@@ -127,6 +141,10 @@ class Sampler:
         if not self._table.greedy[slot]:
             self._on_device.set(slot, self._table)
 
+    def wants_likeliest(self, slots: Int32s) -> bool:
+        """Whether all these requests want the likeliest token and nothing else."""
+        return bool(self._table.plain[slots].all())
+
     def release(self, slot: int) -> None:
         """Forget the request in a slot."""
         self._table.clear(slot)
@@ -148,7 +166,7 @@ class Sampler:
         """
         assert logits.shape == (len(slots), self._vocab_tokens), f"logits are {logits.shape}"
         logits = logits.contiguous()
-        if self._table.plain[slots].all():
+        if self.wants_likeliest(slots):
             return self._plainly(logits)
         logits = logits.float()
         rows = Rows(self._table, slots, positions, on_device)

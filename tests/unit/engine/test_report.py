@@ -28,6 +28,7 @@ def a_graph(kind: str, name: str, *buckets: object) -> GraphReport:
         pool_bytes=100 * len(buckets),
         segments=2,
         native=True,
+        replays=3,
     )
 
 
@@ -63,7 +64,7 @@ def test_a_graph_tells_its_ladder_and_what_of_it_is_recorded() -> None:
 
     assert (prefill.ladder, prefill.recorded, prefill.state) == ([64], [64], "recorded")
     assert (decode.ladder, decode.recorded, decode.state) == ([1, 4], [4], "partly recorded")
-    assert (decode.replays, prefill.replays) == (3, 0)
+    assert (decode.replays, prefill.replays) == (3, 3)
     assert (decode.pool_bytes, decode.backend) == (100, "sim")
 
 
