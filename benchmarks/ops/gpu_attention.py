@@ -16,7 +16,7 @@ import argparse
 import itertools
 import multiprocessing
 import statistics
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from functools import lru_cache, partial
 
@@ -29,8 +29,9 @@ from triton.runtime.errors import OutOfResources
 from tokamak.ops.case import difference
 from tokamak.ops.paged_attention.cases import paged_attention_cases
 from tokamak.ops.paged_attention.reference import paged_attention
-from tokamak.ops.paged_attention.triton import triton_paged_attention
+from tokamak.ops.paged_attention.triton import TritonAttention
 from tokamak.ops.paged_attention.triton_decode import (
+    IN_ORDER,
     DecodeForm,
     choose_form,
     paged_decode,
@@ -38,6 +39,7 @@ from tokamak.ops.paged_attention.triton_decode import (
 )
 from tokamak.ops.paged_attention.triton_prefill import PrefillForm, paged_prefill
 from tokamak.ops.paged_attention.triton_prefill import choose_form as choose_prefill
+from tokamak.ops.paged_attention.triton_sm90 import OVERLAPPED
 
 HEADS = {"0.6B": (16, 8), "8B": (32, 8), "30B": (32, 4)}
 DIM, BLOCK_TOKENS, TABLE_TOKENS = 128, 16, 40960
@@ -54,11 +56,18 @@ PROMPTS = {
     "4 x 1024 after 1024": [(1024, 1024)] * 4,
     "2048 of 30 mixed": [(37 + 61 * at % 97, 53 * at % 400) for at in range(30)],
 }
-DECODE_FORMS = [
-    DecodeForm(0, tile, warps, stages, "here")
+FEW_FORMS = [
+    DecodeForm(0, tile, warps, 3, merge, ahead)
+    for tile, warps in [(16, 1), (32, 1), (32, 2), (64, 4)]
+    for merge in ("here", "after")
+    for ahead in (False, True)
+]
+"""For steps that are split; splits are filled in."""
+MANY_FORMS = [
+    DecodeForm(splits, tile, warps, stages, "here")
+    for splits in (1, 2)
     for tile, warps, stages in [
-        (32, 2, 3), (32, 4, 3), (32, 4, 4), (64, 4, 2), (64, 4, 3), (64, 4, 4), (64, 8, 3), (64, 8, 4),
-        (128, 4, 2), (128, 8, 2), (128, 8, 3),
+        (32, 2, 3), (32, 4, 3), (32, 4, 4), (64, 4, 3), (64, 8, 3), (128, 4, 2), (128, 8, 2),
     ]
 ]  # fmt: skip
 PREFILL_FORMS = [
@@ -71,6 +80,12 @@ PREFILL_FORMS = [
 ]  # fmt: skip
 
 Call = Callable[[], object]
+Launch = Mapping[str, object]
+
+
+def _launch() -> Launch:
+    """How decode kernels start on this device."""
+    return OVERLAPPED if torch.cuda.get_device_capability()[0] == 9 else IN_ORDER
 
 
 @lru_cache(maxsize=1)
@@ -131,10 +146,12 @@ class Decode:
         self.q = torch.randn((requests, heads, DIM), device="cuda", dtype=torch.bfloat16)
         self.out = torch.empty_like(self.q)
 
-    def call(self, form: DecodeForm, layer: int) -> None:
+    def call(self, form: DecodeForm, layer: int, launch: Launch | None = None) -> None:
         """One layer."""
         k, v = self.caches[layer]
-        paged_decode(self.q, k, v, self.table, self.lengths, 1, DIM**-0.5, 0, self.out, form)
+        paged_decode(
+            self.q, k, v, self.table, self.lengths, 1, DIM**-0.5, 0, self.out, form, launch or _launch()
+        )  # fmt: skip
 
     def reference(self) -> None:
         """The first layer."""
@@ -142,9 +159,10 @@ class Decode:
         starts = torch.arange(len(self.lengths) + 1, dtype=torch.int32, device="cuda")
         paged_attention(self.q, k, v, self.table, self.lengths, starts, 1, DIM**-0.5, 0, self.out)
 
-    def seconds(self, form: DecodeForm) -> float:
+    def seconds(self, form: DecodeForm, launch: Launch | None = None) -> float:
         """One call."""
-        return _timed([partial(self.call, form, layer) for layer in range(len(self.caches))])
+        layers = range(len(self.caches))
+        return _timed([partial(self.call, form, layer, launch) for layer in layers])
 
 
 class Prefill:
@@ -206,21 +224,19 @@ class Prefill:
         return {"gather": _timed([self.gathered] * 2), "attend": _timed([attend] * 2)}
 
 
-def _splits(requests: int, kv_heads: int) -> list[int]:
-    chosen = splits_of(requests, kv_heads, _processors())
-    return sorted({max(chosen // 2, 1), chosen, min(chosen * 2, 32), min(chosen * 4, 32)})
-
-
 def _processors() -> int:
     return torch.cuda.get_device_properties(0).multi_processor_count
 
 
-def _decode_forms(requests: int, kv_heads: int) -> Iterator[DecodeForm]:
-    for splits, form in itertools.product(_splits(requests, kv_heads), DECODE_FORMS):
-        yield replace(form, splits=splits)
-    for splits in _splits(requests, kv_heads):
-        if splits > 1:
-            yield DecodeForm(splits, 64, 4, 3, "after")
+def _decode_forms(requests: int, kv_heads: int) -> list[DecodeForm]:
+    splits = splits_of(requests, kv_heads, _processors())
+    if splits == 1:
+        return MANY_FORMS
+    return [
+        replace(form, splits=count)
+        for count in (splits // 2, splits, splits * 2)
+        for form in FEW_FORMS
+    ]
 
 
 def _obstacle(call: Call) -> str:
@@ -234,7 +250,7 @@ def _obstacle(call: Call) -> str:
 
 def _compile(at: int, workers: int, kinds: list[str], models: list[str]) -> None:
     """Compile every `workers`-th form into Triton's folder on disk."""
-    on_device = partial(_on_device, triton_paged_attention)
+    on_device = partial(_on_device, TritonAttention(_launch()).paged_attention)
     jobs: list[Call] = [partial(case.outcome, on_device) for case in paged_attention_cases]
     for name in models:
         heads, kv_heads = HEADS[name]
@@ -244,7 +260,7 @@ def _compile(at: int, workers: int, kinds: list[str], models: list[str]) -> None
             jobs += [
                 partial(one.call, form, 0)
                 for form in sorted(
-                    forms, key=lambda f: (f.splits, f.tile, f.warps, f.stages, f.merge)
+                    forms, key=lambda f: (f.splits, f.tile, f.warps, f.stages, f.merge, f.ahead)
                 )
             ]
         if "prefill" in kinds:
@@ -271,10 +287,9 @@ def _on_device(call: Callable[..., object], *arguments: object) -> None:
 
 def check() -> None:
     """Compare the backend with the reference over the cases."""
+    on_device = partial(_on_device, TritonAttention(_launch()).paged_attention)
     gaps = {
-        str(case): difference(
-            case.outcome(partial(_on_device, triton_paged_attention)), case.outcome(paged_attention)
-        )
+        str(case): difference(case.outcome(on_device), case.outcome(paged_attention))
         / case.tolerance
         for case in paged_attention_cases
     }
@@ -300,7 +315,7 @@ def _check_forms(
 def _name(form: DecodeForm | PrefillForm) -> str:
     loop = f"tile {form.tile} warps {form.warps} stages {form.stages}"
     if isinstance(form, DecodeForm):
-        return f"splits {form.splits} {form.merge} {loop}"
+        return f"splits {form.splits} {form.merge} {loop}{' ahead' if form.ahead else ''}"
     return f"rows {form.rows} {loop} {'one loop' if form.one_loop else ''}"
 
 
@@ -311,7 +326,8 @@ def decode_table(models: list[str], *, quick: bool) -> list[str]:
         heads, kv_heads = HEADS[model]
         step = Decode(heads, kv_heads, requests)
         chosen = choose_form(requests, kv_heads, 2 * DIM, torch.device("cuda", 0))
-        forms = {chosen, *([] if quick else _decode_forms(requests, kv_heads))}
+        others = [] if quick else _decode_forms(requests, kv_heads)
+        forms = [chosen, *(form for form in others if form != chosen)]
         calls = {form: partial(step.call, form, 0) for form in forms}
         calls = {form: call for form, call in calls.items() if not _obstacle(call)}
         if requests <= 32:
@@ -319,9 +335,15 @@ def decode_table(models: list[str], *, quick: bool) -> list[str]:
         timed = {form: step.seconds(form) for form in calls}
         best = sorted(timed, key=lambda form: timed[form])
         after = [form for form in best if form.merge == "after"][:1]
-        labelled = [("chosen", chosen), *(("best", form) for form in best[:2])]
-        for label, form in [*labelled, *(("after", form) for form in after)]:
-            spent = timed[form]
+        loop = [form for form in best if not form.ahead][:1]
+        labelled = [
+            ("chosen", chosen, timed[chosen]),
+            ("chosen, in order", chosen, step.seconds(chosen, IN_ORDER)),
+            *(("best", form, timed[form]) for form in best[:4]),
+            *(("best after", form, timed[form]) for form in after),
+            *(("best in a loop", form, timed[form]) for form in loop),
+        ]
+        for label, form, spent in labelled:
             lines.append(
                 f"{model} {requests}: {spent * 1e6:.2f} us (floor {step.bytes / BYTES_PER_S * 1e6:.2f}) "
                 f"{step.bytes / spent / 1e12:.2f} TB/s {label} {_name(form)}"
@@ -337,7 +359,8 @@ def prefill_table(models: list[str], *, quick: bool) -> list[str]:
     for model, (title, rows) in itertools.product(models, PROMPTS.items()):
         heads, kv_heads = HEADS[model]
         step = Prefill(heads, kv_heads, rows)
-        chosen = choose_prefill(heads // kv_heads, DIM, 2)
+        each = sum(queries for queries, _ in rows) // len(rows)
+        chosen = choose_prefill(heads // kv_heads, DIM, 2, each)
         forms = {chosen, *([] if quick else PREFILL_FORMS)}
         calls = {form: partial(step.call, form) for form in forms}
         calls = {form: call for form, call in calls.items() if not _obstacle(call)}

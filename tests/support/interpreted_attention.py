@@ -22,7 +22,9 @@ from tokamak.ops.paged_attention.cases import paged_attention_cases
 from tokamak.ops.paged_attention.reference import paged_attention
 
 ROOT = Path(__file__).resolve().parents[2]
-FORMS = ("chosen", "three splits", "four splits merged afterwards", "one loop")
+FORMS = (
+    "chosen", "three splits", "three splits ahead", "four splits merged afterwards", "one split ahead", "one loop"
+)  # fmt: skip
 
 
 def interpreted_forms() -> dict[str, dict[str, float]]:
@@ -76,7 +78,9 @@ def _forms() -> dict[str, Callable[..., None]]:
     kinds = (
         triton_paged_attention,
         decode(DecodeForm(3, 32, 4, 3, "here")),
-        decode(DecodeForm(4, 16, 4, 3, "after")),
+        decode(DecodeForm(3, 32, 2, 3, "here", ahead=True)),
+        decode(DecodeForm(4, 16, 4, 3, "after", ahead=True)),
+        decode(DecodeForm(1, 64, 4, 3, "here", ahead=True)),
         prefill,
     )
     return dict(zip(FORMS, kinds, strict=True))
@@ -92,7 +96,7 @@ def _main() -> None:
         q, *_, q_width, _, _, _ = case.make()
         assert isinstance(q, torch.Tensor)
         for form, call in forms.items():
-            fits = q.dtype == torch.float32 and len(q) and (q_width or "splits" not in form)
+            fits = q.dtype == torch.float32 and len(q) and (q_width or "split" not in form)
             if form == "chosen" or fits:
                 gaps[form][case.name] = difference(case.outcome(call), expected) / case.tolerance
     from tokamak.ops.paged_attention.triton_decode import arrivals

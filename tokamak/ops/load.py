@@ -51,6 +51,7 @@ BACKEND_MODULES = {
         "tokamak.ops.moe_experts.triton",
         "tokamak.ops.moe_route.triton",
         "tokamak.ops.norm.triton",
+        "tokamak.ops.paged_attention.triton_sm90",
         "tokamak.ops.paged_attention.triton",
         "tokamak.ops.rope.triton",
         "tokamak.ops.sample.triton",

@@ -41,9 +41,9 @@ def test_counters_of_splits_are_zero_again_after_all_calls(gaps):
 def test_splits_fill_the_device_and_get_fewer_as_requests_get_more():
     from tokamak.ops.paged_attention.triton_decode import MOST_SPLITS, splits_of
 
-    splits = [splits_of(requests, 8, 132) for requests in (1, 2, 8, 16, 32, 33, 256)]
+    splits = [splits_of(requests, 8, 132) for requests in (1, 2, 8, 12, 13, 33, 256)]
 
-    assert splits == [min(32, MOST_SPLITS), 16, 4, 2, 1, 1, 1]
+    assert splits == [MOST_SPLITS, MOST_SPLITS, 8, 4, 1, 1, 1]
 
 
 def test_a_step_without_requests_has_one_split_at_least():

@@ -5,10 +5,15 @@ The query heads of a key head and the queries of a request are the rows of one t
 Tiles of keys go to the splits in turn, each split keeps a running softmax, and whoever is last of a request's
 splits merges them (`merge="here"`), or a second kernel does. The grid depends on sizes alone; how many splits
 have work, the device decides from the lengths.
+
+START and READY are what a chip may do when a program begins, and before it reads what the kernel before it wrote:
+queries, and the newest keys and values. Lengths, tables and older rows were written before that kernel began, so
+with `ahead` a program asks for its first tile of them at once.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Literal
@@ -25,8 +30,8 @@ MERGE_NUMBERS = 8192
 COUNTERS = 1 << 14
 """Requests times key heads whose splits are counted at a time; a larger call merges afterwards."""
 STREAMS = 64
-PROGRAMS_PER_PROCESSOR = 2
-"""Programs per multiprocessor that a step of few requests is split into."""
+PROGRAMS_PER_PROCESSOR = 4
+"""Programs per multiprocessor that a step of few requests is split into, at most."""
 MOST_SPLITS = 32
 VARYING = ("window", "table_blocks")
 """Arguments whose numbers make no kernel of their own; of the next, whose alignment makes none."""
@@ -35,6 +40,43 @@ SLICED = ("table_ptr", "lengths_ptr")
 LOG2E: tl.constexpr = tl.constexpr(1.4426950408889634)
 NEVER: tl.constexpr = tl.constexpr(-1e30)
 """A score no key reaches; finite, so that differences of two are not NaN."""
+
+
+@triton.jit
+def _nothing():
+    """Kernels follow each other by themselves: the stream starts one when the one before is done."""
+
+
+IN_ORDER: Mapping[str, object] = {"START": _nothing, "READY": _nothing}
+"""How kernels are launched unless a chip knows better."""
+
+
+@triton.jit
+def _attend_tile(
+    q,
+    k,
+    v,
+    at,
+    positions,
+    most,
+    total,
+    mixed,
+    scale,
+    window,
+    WINDOWED: tl.constexpr,
+):
+    """Go on with a running softmax over one tile of keys, which stand `at` these positions."""
+    scores = tl.dot(q, tl.trans(k.to(q.dtype)), input_precision="ieee") * scale
+    seen = at[None, :] <= positions[:, None]
+    if WINDOWED:
+        seen &= at[None, :] > positions[:, None] - window
+    scores = tl.where(seen, scores, NEVER)
+    larger = tl.maximum(most, tl.max(scores, axis=1))
+    shares = tl.exp2(scores - larger[:, None])
+    fade = tl.exp2(most - larger)
+    total = total * fade + tl.sum(shares, axis=1)
+    mixed = tl.dot(shares.to(q.dtype), v.to(q.dtype), mixed * fade[:, None], input_precision="ieee")
+    return larger, total, mixed
 
 
 @triton.jit
@@ -120,7 +162,11 @@ def _paged_decode_kernel(
     MERGE_ROWS: tl.constexpr,
     WINDOWED: tl.constexpr,
     MERGE_HERE: tl.constexpr,
+    AHEAD: tl.constexpr,
+    START: tl.constexpr,
+    READY: tl.constexpr,
 ):
+    START()
     Q_ROWS: tl.constexpr = GROUPS * Q_WIDTH
     pair, split = tl.program_id(0), tl.program_id(1)
     request, head = pair // kv_heads, pair % kv_heads
@@ -133,27 +179,21 @@ def _paged_decode_kernel(
     entries = (tile * TILE + in_tile) // BLOCK_TOKENS
     blocks = tl.load(table + entries, mask=entries < table_blocks, other=0)
     length = tl.load(lengths_ptr + request)
-    head64 = head.to(tl.int64)
-    tokens = request.to(tl.int64) * Q_WIDTH
-    q = tl.load(
-        q_ptr
-        + (tokens + rows // GROUPS)[:, None] * stride_q_token
-        + (head64 * GROUPS + rows % GROUPS)[:, None] * stride_q_head
-        + cols[None, :],
-        mask=(rows < Q_ROWS)[:, None] & inside[None, :],
-        other=0.0,
-    )
     tiles = tl.cdiv(length, TILE)
     first = 0
     if WINDOWED:
         first = tl.maximum(length - Q_WIDTH + 1 - window, 0) // TILE
     used = tl.minimum(tiles - first, SPLITS)
     if split >= used:
+        # The kernel after this one may rely on what this one waited for.
+        READY()
         return
     if WINDOWED:
         tile = first + split
         entries = (tile * TILE + in_tile) // BLOCK_TOKENS
         blocks = tl.load(table + entries, mask=entries < table_blocks, other=0)
+    head64 = head.to(tl.int64)
+    tokens = request.to(tl.int64) * Q_WIDTH
     positions = length - Q_WIDTH + rows // GROUPS
     k_base = k_ptr + head64 * stride_k_head + cols[None, :]
     v_base = v_ptr + head64 * stride_v_head + cols[None, :]
@@ -161,10 +201,37 @@ def _paged_decode_kernel(
     most = tl.full((ROWS,), NEVER, tl.float32)
     total = tl.zeros((ROWS,), tl.float32)
     mixed = tl.zeros((ROWS, WIDE_DIM), tl.float32)
+    q_at = q_ptr + (tokens + rows // GROUPS)[:, None] * stride_q_token
+    q_at += (head64 * GROUPS + rows % GROUPS)[:, None] * stride_q_head + cols[None, :]
+    real = (rows < Q_ROWS)[:, None] & inside[None, :]
+    if AHEAD:
+        at = tile * TILE + in_tile
+        row_at = (at % BLOCK_TOKENS) if TILE % BLOCK_TOKENS else row_in_block
+        place = blocks.to(tl.int64)[:, None]
+        k_at = k_base + place * stride_k_block + row_at[:, None] * stride_k_row
+        v_at = v_base + place * stride_v_block + row_at[:, None] * stride_v_row
+        old = (at < length - Q_WIDTH)[:, None] & inside[None, :]
+        k = tl.load(k_at, mask=old, other=0.0)
+        v = tl.load(v_at, mask=old, other=0.0)
+        at_next = at + SPLITS * TILE
+        blocks = tl.load(table + at_next // BLOCK_TOKENS, mask=at_next < length, other=0)
+        READY()
+        q = tl.load(q_at, mask=real, other=0.0)
+        if (tile + 1) * TILE > length - Q_WIDTH:
+            new = ((at >= length - Q_WIDTH) & (at < length))[:, None] & inside[None, :]
+            k = tl.load(k_at, mask=new, other=k)
+            v = tl.load(v_at, mask=new, other=v)
+        most, total, mixed = _attend_tile(
+            q, k, v, at, positions, most, total, mixed, scale * LOG2E, window, WINDOWED
+        )
+        tile += SPLITS
+    else:
+        READY()
+        q = tl.load(q_at, mask=real, other=0.0)
     for at_tile in range(tile, tiles, SPLITS):
         at = at_tile * TILE + in_tile
         there = (at < length)[:, None] & inside[None, :]
-        ahead = at + SPLITS * TILE
+        at_next = at + SPLITS * TILE
         row_at = (at % BLOCK_TOKENS) if TILE % BLOCK_TOKENS else row_in_block
         place = blocks.to(tl.int64)[:, None]
         k = tl.load(
@@ -173,22 +240,11 @@ def _paged_decode_kernel(
         v = tl.load(
             v_base + place * stride_v_block + row_at[:, None] * stride_v_row, mask=there, other=0.0
         )
-        blocks = tl.load(table + ahead // BLOCK_TOKENS, mask=ahead < length, other=0)
-        scores = tl.dot(q, tl.trans(k.to(q.dtype)), input_precision="ieee") * (scale * LOG2E)
-        seen = at[None, :] <= positions[:, None]
-        if WINDOWED:
-            seen &= at[None, :] > positions[:, None] - window
-        scores = tl.where(seen, scores, NEVER)
-        larger = tl.maximum(most, tl.max(scores, axis=1))
-        shares = tl.exp2(scores - larger[:, None])
-        fade = tl.exp2(most - larger)
-        total = total * fade + tl.sum(shares, axis=1)
-        mixed = tl.dot(
-            shares.to(q.dtype), v.to(q.dtype), mixed * fade[:, None], input_precision="ieee"
+        blocks = tl.load(table + at_next // BLOCK_TOKENS, mask=at_next < length, other=0)
+        most, total, mixed = _attend_tile(
+            q, k, v, at, positions, most, total, mixed, scale * LOG2E, window, WINDOWED
         )
-        most = larger
     out = out_ptr + tokens * stride_out_token + head64 * GROUPS * stride_out_head
-    real = (rows < Q_ROWS)[:, None] & inside[None, :]
     if used == 1:
         tl.store(
             out
@@ -236,7 +292,10 @@ def _merge_splits_kernel(
     WIDE_SPLITS: tl.constexpr,
     MERGE_ROWS: tl.constexpr,
     WINDOWED: tl.constexpr,
+    START: tl.constexpr,
+    READY: tl.constexpr,
 ):
+    START()
     pair = tl.program_id(0)
     request, head = pair // kv_heads, pair % kv_heads
     length = tl.load(lengths_ptr + request)
@@ -244,6 +303,7 @@ def _merge_splits_kernel(
     if WINDOWED:
         first = tl.maximum(length - Q_WIDTH + 1 - window, 0) // TILE
     used = tl.minimum(tl.cdiv(length, TILE) - first, SPLITS)
+    READY()
     if used > 1:
         out = out_ptr + request.to(tl.int64) * Q_WIDTH * stride_out_token
         out += head.to(tl.int64) * GROUPS * stride_out_head
@@ -266,14 +326,19 @@ class DecodeForm:
     stages: int
     merge: Literal["here", "after"]
     """Whether the last program of a request's splits merges them, or a second kernel."""
+    ahead: bool = False
+    """Whether a program's first tile is asked for before anything else, and not in the loop."""
 
 
 def splits_of(requests: int, kv_heads: int, processors: int) -> int:
-    """Into how many splits the cached tokens of a request are cut: a power of two, fewer where requests fill the device.
+    """Into how many splits the cached tokens of a request are cut: a power of two, 1 where requests fill the device.
 
     It does not depend on how wide a block table is, so a recorded call and an eager one add in the same order.
     """
-    room = PROGRAMS_PER_PROCESSOR * processors // max(requests * kv_heads, 1)
+    pairs = max(requests * kv_heads, 1)
+    if 4 * pairs >= 3 * processors:
+        return 1
+    room = PROGRAMS_PER_PROCESSOR * processors // pairs
     return min(1 << max(room.bit_length() - 1, 0), MOST_SPLITS)
 
 
@@ -288,11 +353,20 @@ def _processors(device: torch.device) -> int:
 def choose_form(requests: int, kv_heads: int, row_bytes: int, device: torch.device) -> DecodeForm:
     """The form for a call of these sizes; `row_bytes`: of one cached key.
 
-    Of AMD's barrier nobody promises that stores of other threads are done, so a second kernel merges there.
+    Few programs of 2 warps each have little to wait for; programs that hardly fill the device need many keys on
+    their way; many programs cover each other's waits. Of AMD's barrier nobody promises that stores of other
+    threads are done, so a second kernel merges there.
     """
-    splits = splits_of(requests, kv_heads, _processors(device))
+    processors = _processors(device)
+    splits = splits_of(requests, kv_heads, processors)
     merge = "here" if torch.version.hip is None else "after"
-    return DecodeForm(splits, 64 if row_bytes <= 512 else 32, 4, 3, merge)
+    if row_bytes > 256:
+        return DecodeForm(splits, 64 if row_bytes <= 512 else 32, 4, 3, merge)
+    if splits > 1:
+        return DecodeForm(splits, 32, 2, 3, merge, ahead=True)
+    if requests * kv_heads <= 3 * processors:
+        return DecodeForm(1, 128, 8, 2, merge)
+    return DecodeForm(1, 32, 4, 3, merge)
 
 
 _ARRIVED: dict[torch.device, Tensor] = {}
@@ -331,8 +405,12 @@ def paged_decode(
     window: int,
     out: Tensor,
     form: DecodeForm,
+    launch: Mapping[str, object] = IN_ORDER,
 ) -> None:
-    """Attend from `q_width` rows of every request; arguments as of the op `paged_attention`."""
+    """Attend from `q_width` rows of every request; arguments as of the op `paged_attention`.
+
+    `launch`: START and READY of the kernels, and how a chip is to start them.
+    """
     _, kv_heads, block_tokens, head_dim = k_cache.shape
     requests, groups = lengths.shape[0], q.shape[1] // kv_heads
     pairs, rows = requests * kv_heads, groups * q_width
@@ -358,13 +436,13 @@ def paged_decode(
         DIM=head_dim, WIDE_DIM=wide_dim, GROUPS=groups, Q_WIDTH=q_width,
         ROWS=max(triton.next_power_of_2(rows), 16), BLOCK_TOKENS=block_tokens, TILE=form.tile,
         SPLITS=splits, WIDE_SPLITS=wide_splits, MERGE_ROWS=merge_rows,
-        WINDOWED=window > 0, MERGE_HERE=here and splits > 1,
-        num_warps=form.warps, num_stages=form.stages,
+        WINDOWED=window > 0, MERGE_HERE=here and splits > 1, AHEAD=form.ahead,
+        num_warps=form.warps, num_stages=form.stages, **launch,
     )  # fmt: skip
     if splits > 1 and not here:
         _merge_splits_kernel[(pairs, triton.cdiv(rows, merge_rows))](
             partial, lengths, out, window, kv_heads, out.stride(0), out.stride(1),
             DIM=head_dim, WIDE_DIM=wide_dim, GROUPS=groups, Q_WIDTH=q_width, TILE=form.tile,
             SPLITS=splits, WIDE_SPLITS=wide_splits, MERGE_ROWS=merge_rows, WINDOWED=window > 0,
-            num_warps=4,
+            num_warps=4, **launch,
         )  # fmt: skip

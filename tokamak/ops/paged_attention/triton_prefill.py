@@ -197,12 +197,20 @@ class PrefillForm:
     """Whether keys that all rows see are masked like the others, in one loop with them."""
 
 
-def choose_form(groups: int, head_dim: int, itemsize: int) -> PrefillForm:
-    """The form for these heads; fewer rows where a row takes more bytes."""
+LONG_TOKENS = 2048
+"""Tokens per request from which rows of 128 pay: most tiles lie before the diagonal."""
+
+
+def choose_form(groups: int, head_dim: int, itemsize: int, tokens_each: int) -> PrefillForm:
+    """The form for these heads and tokens per request; fewer rows where a row takes more bytes."""
     least = triton.next_power_of_2(groups)
     if itemsize > 2:
         return PrefillForm(max(32, least), 32, 4, 2)
-    return PrefillForm(max(128, least), 128 if head_dim <= 128 else 32, 8, 2)
+    if head_dim > 128:
+        return PrefillForm(max(128, least), 32, 8, 2)
+    if tokens_each >= LONG_TOKENS:
+        return PrefillForm(max(128, least), 128, 8, 3)
+    return PrefillForm(max(64, least), 64, 4, 2)
 
 
 def paged_prefill(
