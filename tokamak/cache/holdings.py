@@ -6,6 +6,7 @@ Prefix reuse asks every group and takes the shortest answer. Integers only.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -106,7 +107,7 @@ class Holdings:
         for pool, ids in zip(self.pools, match.blocks, strict=True):
             pool.hold(ids)
             holding.blocks.append(list(ids))
-        holding.published_blocks = match.cached_tokens // self.block_tokens
+        self._published(request, holding, match.cached_tokens // self.block_tokens)
         grants = self.grow(request, tokens)
         assert grants is not None, "admitted a request that does not fit"
         if match.cached_tokens == 0:
@@ -132,10 +133,14 @@ class Holdings:
                 grants.append(
                     BlockGrant(slot=request.slot, group=group, start=start, block_ids=tuple(fresh))
                 )
+        request.room_tokens = min(map(len, holding.blocks)) * self.block_tokens
         return grants
 
     def publish(self, request: Request, written_tokens: int) -> None:
-        """Make full blocks within `written_tokens` findable; their rows are written and ids known."""
+        """Make full blocks within `written_tokens` findable; their rows are written and ids known.
+
+        Has nothing to do before `request.publish_tokens` are written.
+        """
         if not self._reuse:
             return
         holding = self._held[request.request_id]
@@ -147,10 +152,16 @@ class Holdings:
         for block in range(holding.published_blocks, full):
             for pool, ids in zip(self.pools, holding.blocks, strict=True):
                 pool.publish(ids[block], holding.chain.keys[block])
-        holding.published_blocks = full
+        self._published(request, holding, full)
+
+    def _published(self, request: Request, holding: _Holding, blocks: int) -> None:
+        holding.published_blocks = blocks
+        if self._reuse:
+            request.publish_tokens = (blocks + 1) * self.block_tokens
 
     def release(self, request: Request) -> None:
         """Let go of everything a request holds; does nothing for one that holds nothing."""
+        request.room_tokens, request.publish_tokens = 0, sys.maxsize
         holding = self._held.pop(request.request_id, None)
         if holding is not None:
             for pool, ids in zip(self.pools, holding.blocks, strict=False):

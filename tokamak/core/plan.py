@@ -7,9 +7,10 @@ is an explicit None or an empty tuple, never a default that means "not set".
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 
@@ -94,6 +95,28 @@ class StepPlan:
     final_chunk: Bools  # [rows] prefill rows after which a token is sampled; False for decode rows
     admissions: tuple[Admission, ...]
     grants: Grants
+    # What follows is derived, once, as several parts of a step ask for it.
+    scheduled_requests: int = field(init=False)
+    """Request rows of this step."""
+    scheduled_tokens: int = field(init=False)
+    """Token rows of this step."""
+    lengths: Int32s = field(init=False)  # [rows]
+    """Tokens of each request once the step has run."""
+    sampled_rows: Int32s = field(init=False)  # [sampled]
+    """Request rows that get a token: final prefill chunks, then decode rows."""
+
+    def __post_init__(self) -> None:
+        """Derive what the given fields imply."""
+        rows, prefill = len(self.request_ids), self.prefill_rows
+        sampled = np.arange(prefill, rows, dtype=np.int32)
+        if prefill:
+            finals = np.flatnonzero(self.final_chunk[:prefill]).astype(np.int32)
+            sampled = np.concatenate([finals, sampled])
+        derive = object.__setattr__
+        derive(self, "scheduled_requests", rows)
+        derive(self, "scheduled_tokens", int(self.query_lens.sum()))
+        derive(self, "lengths", self.computed_before + self.query_lens)
+        derive(self, "sampled_rows", sampled)
 
     @staticmethod
     def empty(seq: int) -> StepPlan:
@@ -109,23 +132,6 @@ class StepPlan:
             admissions=(),
             grants=NO_GRANTS,
         )
-
-    @property
-    def scheduled_requests(self) -> int:
-        """Request rows of this step."""
-        return len(self.request_ids)
-
-    @property
-    def scheduled_tokens(self) -> int:
-        """Token rows of this step."""
-        return int(self.query_lens.sum())
-
-    @property
-    def sampled_rows(self) -> Int32s:
-        """Request rows that get a token: final prefill chunks, then decode rows. int32 [sampled]."""
-        decode = np.arange(self.prefill_rows, self.scheduled_requests, dtype=np.int32)
-        finals = np.flatnonzero(self.final_chunk[: self.prefill_rows]).astype(np.int32)
-        return np.concatenate([finals, decode])
 
 
 class Mode(StrEnum):
@@ -177,9 +183,8 @@ class TokenLogprobs:
     """How many tokens are at least as likely as the chosen one, 1 for the most likely."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RowResult:
-    """What one request got from a step."""
+class RowResult(msgspec.Struct, frozen=True, kw_only=True):
+    """What one request got from a step. A struct, as every row of every step makes one."""
 
     request_id: str
     token_ids: tuple[int, ...]

@@ -7,6 +7,7 @@ state of one generation: integers and lists, no tensor.
 from __future__ import annotations
 
 import math
+import sys
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Literal
@@ -194,10 +195,15 @@ class Request:
     state: RequestState = RequestState.WAITING
     slot: int = -1
     output_ids: list[int] = field(default_factory=list)
+    most_tokens: int = 0
+    """Prompt and output tokens at which it ends for length; set when it is queued."""
     computed_tokens: int = 0
-    in_flight_steps: int = 0
-    in_flight_tokens: int = 0
-    """Sampled tokens of launched steps that the host has not seen."""
+    room_tokens: int = 0
+    """Tokens that the blocks it holds have room for."""
+    publish_tokens: int = sys.maxsize
+    """Once so many tokens are written, another of its blocks is full; never while it holds none."""
+    awaited_step: int = -1
+    """The last launched step it was in when it was preempted; -1 for none."""
     cached_tokens: int = -1
     """Prompt tokens found in the prefix cache at first admission; -1 before it."""
     prefill_tokens: int = 0
@@ -212,11 +218,6 @@ class Request:
     def known_tokens(self) -> int:
         """Prompt and output tokens whose ids the host has seen."""
         return len(self.prompt_ids) + len(self.output_ids)
-
-    @property
-    def total_tokens(self) -> int:
-        """Known tokens and those being sampled by launched steps."""
-        return self.known_tokens + self.in_flight_tokens
 
     def token_ids(self, start: int, stop: int) -> list[int]:
         """Known token ids of positions [start, stop)."""

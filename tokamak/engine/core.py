@@ -174,11 +174,13 @@ class EngineCore:
         updates: list[RequestUpdate] = []
         with self._executor.rank.runner.spans.span("deliver"):
             for progress in self._scheduler.commit(result):
-                update = _update(progress)
-                if update.token_ids:
+                row, finish_reason = progress.row, progress.request.finish_reason
+                if row.token_ids:
                     self._last_token_s = self._last_turn_s
-                if update.token_ids or update.prompt_logprobs or update.finish_reason:
-                    updates.append(update)
+                if row.logprobs or row.prompt_logprobs or row.error:
+                    updates.append(_update(progress))
+                elif row.token_ids or finish_reason is not None:
+                    updates.append(_plain_update(progress))
         return updates
 
     def _fail_step(self, launched: InFlight, error: Exception) -> list[RequestUpdate]:
@@ -235,7 +237,20 @@ class EngineCore:
         self._executor.close()
 
 
+def _plain_update(progress: Progress) -> RequestUpdate:
+    """News of a row that has tokens or a reason to end, and nothing else."""
+    request = progress.request
+    return RequestUpdate(
+        request_id=request.request_id,
+        token_ids=list(progress.row.token_ids),
+        finish_reason=request.finish_reason,
+        stop_id=progress.stop_id,
+        cached_tokens=request.cached_tokens,
+    )
+
+
 def _update(progress: Progress) -> RequestUpdate:
+    """News of any row."""
     request, row = progress.request, progress.row
     return RequestUpdate(
         request_id=request.request_id,
@@ -244,7 +259,7 @@ def _update(progress: Progress) -> RequestUpdate:
         prompt_logprobs=[_position(entry) for entry in row.prompt_logprobs],
         finish_reason=request.finish_reason,
         stop_id=progress.stop_id,
-        cached_tokens=max(0, request.cached_tokens),
+        cached_tokens=request.cached_tokens,
         error=row.error,
         error_kind=_fault(progress),
         error_field="response_format" if row.error and request.params.structured else "",

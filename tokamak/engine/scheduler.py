@@ -5,15 +5,20 @@ Out: a StepPlan. After the step, results come back and requests move on.
 Integers only: no tensor is made here, so every test runs without a device.
 
 The plan is made while the step before it still runs: a running request may have sampled tokens that the
-host has not seen (`in_flight_tokens`). What such a token was matters only when it is committed; a
-request that turns out to have ended leaves a ghost row in the next step, whose result is dropped.
+host has not seen. What such a token was matters only when it is committed; a request that turns out to
+have ended leaves a ghost row in the next step, whose result is dropped.
+
+Every decode row passes here twice a step, so `_plan_decodes` and `commit` read and write plain fields of
+requests: what has to be asked of others is asked where a block is full or a request ends.
 """
 
 from __future__ import annotations
 
+from bisect import insort
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
+import msgspec
 import numpy as np
 
 from tokamak.cache.holdings import Holdings, PrefixMatch
@@ -23,8 +28,7 @@ from tokamak.core.request import FinishReason, Request, RequestState
 from tokamak.engine.policy import chunk_tokens, serving_order, spare_blocks, victim
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Progress:
+class Progress(msgspec.Struct, frozen=True, kw_only=True):
     """What one committed row did to its request."""
 
     request: Request
@@ -33,11 +37,11 @@ class Progress:
 
 
 @dataclass(frozen=True, slots=True)
-class _PlannedRow:
-    """A row of a step in flight: its request, and the tokens written once the step has run."""
+class _StepRows:
+    """The rows of a step in flight: their requests, and the tokens of each written once it has run."""
 
-    request: Request
-    computed_after: int
+    requests: tuple[Request, ...]
+    written_tokens: list[int]
 
 
 @dataclass(slots=True)
@@ -57,7 +61,9 @@ class _Draft:
     """A plan in the making."""
 
     budget: int
-    prefill: list[tuple[Request, int]] = field(default_factory=list)
+    prefill: list[Request] = field(default_factory=list)
+    chunks: list[int] = field(default_factory=list)
+    """Tokens of each prefill row."""
     decode: list[Request] = field(default_factory=list)
     admissions: list[Admission] = field(default_factory=list)
     grants: list[BlockGrant] = field(default_factory=list)
@@ -79,7 +85,7 @@ class Scheduler:
         self._order = serving_order(config.policy)
         self._requests: dict[str, Request] = {}
         self._free_slots = list(range(config.max_num_seqs, 0, -1))
-        self._in_flight: dict[int, tuple[_PlannedRow, ...]] = {}
+        self._in_flight: dict[int, _StepRows] = {}
         self._arrivals = 0
         self._next_seq = 0
 
@@ -100,9 +106,9 @@ class Scheduler:
         assert request.request_id not in self._requests, f"{request.request_id} is added twice"
         self._arrivals += 1
         request.arrival_order = self._arrivals
+        request.most_tokens = min(len(request.prompt_ids) + request.max_tokens, self._max_model_len)
         self._requests[request.request_id] = request
-        self.waiting.append(request)
-        self.waiting.sort(key=self._order)
+        insort(self.waiting, request, key=self._order)
         self.counters.prompt_tokens += len(request.prompt_ids)
 
     def find(self, request_id: str) -> Request | None:
@@ -143,81 +149,84 @@ class Scheduler:
     def plan(self) -> StepPlan | None:
         """Choose the next step: decode rows first, then prompts under way, then new ones."""
         draft = _Draft(budget=self._config.max_num_batched_tokens)
-        self._plan_decodes(draft)
-        self._plan_started_prefills(draft)
+        started = self._plan_decodes(draft)
+        self._plan_started_prefills(draft, started)
         self._plan_admissions(draft)
         if not draft:
             return None
         plan = self._freeze(draft)
-        for request, tokens in draft.prefill:
-            self._advance(request, tokens)
-        for request in draft.decode:
-            self._advance(request, 1)
-        rows = (*(request for request, _ in draft.prefill), *draft.decode)
-        self._in_flight[plan.seq] = tuple(_PlannedRow(r, r.computed_tokens) for r in rows)
+        self._in_flight[plan.seq] = _StepRows(
+            (*draft.prefill, *draft.decode), plan.lengths.tolist()
+        )
         self.counters.scheduled_tokens += plan.scheduled_tokens
         return plan
 
-    def _plan_decodes(self, draft: _Draft) -> None:
-        for request in sorted(self.running, key=self._order):
-            if draft.budget == 0:
-                return
-            if request.state is not RequestState.RUNNING or not self._wants_decode(request):
+    def _plan_decodes(self, draft: _Draft) -> list[Request]:
+        """One more token for requests whose prompt is done; returns those whose prompt is not."""
+        started: list[Request] = []
+        decode, budget = draft.decode, draft.budget
+        # A copy, as requests may be preempted meanwhile: those behind the one that is looked at.
+        for request in tuple(self.running):
+            computed = request.computed_tokens
+            if computed < request.prefill_tokens:
+                started.append(request)
                 continue
-            grants = self._grow_or_preempt(request)
-            if grants is not None:
-                draft.grants.extend(grants)
-                draft.decode.append(request)
-                draft.budget -= 1
+            # The token after the computed ones is sampled, seen or not.
+            if computed + 1 >= request.most_tokens:
+                continue
+            if len(decode) == budget:
+                break
+            if computed >= request.room_tokens and not self._grow_or_preempt(draft, request):
+                continue
+            request.computed_tokens = computed + 1
+            decode.append(request)
+        draft.budget -= len(decode)
+        return started
 
-    def _wants_decode(self, request: Request) -> bool:
-        """Whether the prompt is done and another token may be sampled."""
-        return request.computed_tokens >= request.prefill_tokens and not self._is_full(request)
-
-    def _is_full(self, request: Request) -> bool:
-        """Whether the tokens sampled so far, seen or not, use up the request's limit."""
-        sampled = len(request.output_ids) + request.in_flight_tokens
-        return sampled >= request.max_tokens or request.total_tokens >= self._max_model_len
-
-    def _grow_or_preempt(self, request: Request) -> list[BlockGrant] | None:
-        """Room for one more token, taken from the last in line if need be; None if that is itself."""
+    def _grow_or_preempt(self, draft: _Draft, request: Request) -> bool:
+        """Room for one more token, taken from the last in line if need be; False if that is itself."""
         while True:
             grants = self.holdings.grow(request, request.computed_tokens + 1)
             if grants is not None:
-                return grants
+                draft.grants.extend(grants)
+                return True
             last = victim(self.running, self._order)
             self._preempt(last)
             if last is request:
-                return None
+                return False
 
     def _preempt(self, request: Request) -> None:
         """Send a running request back to the queue; its tokens are computed again later."""
         self._leave(request)
         request.state = RequestState.WAITING
         request.computed_tokens = 0
+        request.awaited_step = max(
+            (seq for seq, rows in self._in_flight.items() if request in rows.requests), default=-1
+        )
         request.preemptions += 1
         self.counters.preemptions += 1
-        self.waiting.append(request)
-        self.waiting.sort(key=self._order)
+        insort(self.waiting, request, key=self._order)
 
-    def _plan_started_prefills(self, draft: _Draft) -> None:
+    def _plan_started_prefills(self, draft: _Draft, started: Iterable[Request]) -> None:
         """Go on with prompts that were cut; their blocks were taken at admission."""
-        for request in sorted(self.running, key=self._order):
+        for request in started:
             if draft.budget == 0:
                 return
-            if request.computed_tokens < request.prefill_tokens:
+            if request.state is RequestState.RUNNING:  # and was not preempted for a decode row
                 self._add_chunk(draft, request)
 
     def _add_chunk(self, draft: _Draft, request: Request) -> None:
         tokens = chunk_tokens(request.prefill_tokens - request.computed_tokens, draft.budget)
-        draft.prefill.append((request, tokens))
+        draft.prefill.append(request)
+        draft.chunks.append(tokens)
         draft.budget -= tokens
+        request.computed_tokens += tokens
 
     def _plan_admissions(self, draft: _Draft) -> None:
         """Admit waiting requests in order, as long as slots, blocks and the step have room."""
         while self.waiting and self._free_slots and draft.budget > 0:
             request = self.waiting[0]
-            if request.in_flight_steps:
+            if request.awaited_step in self._in_flight:
                 return  # preempted a moment ago; its last token is still on its way
             match = self.holdings.match(request)
             needed = self.holdings.blocks_to_admit(match, request.known_tokens)
@@ -235,7 +244,7 @@ class Scheduler:
         request.slot = self._free_slots.pop()
         request.prefill_tokens = request.known_tokens
         request.computed_tokens = match.cached_tokens
-        self.running.append(request)
+        insort(self.running, request, key=self._order)
         if request.cached_tokens < 0:
             request.cached_tokens = match.cached_tokens
             self.counters.cached_prompt_tokens += match.cached_tokens
@@ -256,79 +265,85 @@ class Scheduler:
         self._add_chunk(draft, request)
 
     def _freeze(self, draft: _Draft) -> StepPlan:
-        requests = [request for request, _ in draft.prefill] + draft.decode
-        lens = [tokens for _, tokens in draft.prefill] + [1] * len(draft.decode)
-        final = [
-            request.computed_tokens + tokens == request.prefill_tokens and request.max_tokens > 0
-            for request, tokens in draft.prefill
-        ]
+        """The plan of a draft, whose requests count its tokens as computed already."""
+        requests, decode_rows = draft.prefill + draft.decode, len(draft.decode)
+        lens = np.array(draft.chunks + [1] * decode_rows, dtype=np.int32)
+        computed = np.array([request.computed_tokens for request in requests], dtype=np.int32)
+        final = np.zeros(len(requests), dtype=np.bool_)
+        for row, request in enumerate(draft.prefill):
+            is_last = request.computed_tokens == request.prefill_tokens
+            final[row] = is_last and request.max_tokens > 0
         seq, self._next_seq = self._next_seq, self._next_seq + 1
         return StepPlan(
             seq=seq,
-            request_ids=tuple(request.request_id for request in requests),
+            request_ids=tuple([request.request_id for request in requests]),
             slots=np.array([request.slot for request in requests], dtype=np.int32),
-            query_lens=np.array(lens, dtype=np.int32),
-            computed_before=np.array([r.computed_tokens for r in requests], dtype=np.int32),
+            query_lens=lens,
+            computed_before=computed - lens,
             prefill_rows=len(draft.prefill),
-            final_chunk=np.array(final + [False] * len(draft.decode), dtype=np.bool_),
+            final_chunk=final,
             admissions=tuple(draft.admissions),
             grants=Grants.of(draft.grants),
         )
-
-    def _advance(self, request: Request, tokens: int) -> None:
-        """Count a planned row as done: the next plan starts from there."""
-        request.computed_tokens += tokens
-        request.in_flight_steps += 1
-        if request.computed_tokens >= request.prefill_tokens and request.max_tokens > 0:
-            request.in_flight_tokens += 1
 
     # --- after a step ---------------------------------------------------------------------------
 
     def commit(self, result: StepResult) -> list[Progress]:
         """Join a step's tokens to their requests; ended ones leave. Ghost rows are dropped."""
         progress: list[Progress] = []
-        planned_rows = self._in_flight.pop(result.seq)
-        for planned, row in zip(planned_rows, result.rows, strict=True):
-            request = planned.request
-            request.in_flight_steps -= 1
-            request.in_flight_tokens -= len(row.token_ids)
-            if request.state is not RequestState.FINISHED:
-                progress.append(self._commit_row(planned, row))
+        finished, generated_tokens = RequestState.FINISHED, 0
+        rows = self._in_flight.pop(result.seq)
+        for request, written_tokens, row in zip(
+            rows.requests, rows.written_tokens, result.rows, strict=True
+        ):
+            if request.state is finished:
+                continue
+            token_ids, output_ids, stop_id = row.token_ids, request.output_ids, None
+            output_ids += token_ids
+            generated_tokens += len(token_ids)
+            if row.prompt_logprobs:
+                request.scored_tokens += len(row.prompt_logprobs)
+            if written_tokens >= request.publish_tokens:
+                self.holdings.publish(request, written_tokens)
+            for token_id in token_ids:
+                if token_id in request.stop_ids:
+                    stop_id = token_id
+                    break
+            if (
+                stop_id is not None
+                or len(request.prompt_ids) + len(output_ids) >= request.most_tokens
+                or row.complete
+                or row.error
+            ):
+                prompt_done = written_tokens >= request.prefill_tokens
+                reason = _reason_to_end(row, stop_id, prompt_done=prompt_done)
+                if reason is not None:
+                    self.finish(request, reason)
+            progress.append(Progress(request=request, row=row, stop_id=stop_id))
+        self.counters.generated_tokens += generated_tokens
         return progress
-
-    def _commit_row(self, planned: _PlannedRow, row: RowResult) -> Progress:
-        request = planned.request
-        request.scored_tokens += len(row.prompt_logprobs)
-        request.output_ids.extend(row.token_ids)
-        self.counters.generated_tokens += len(row.token_ids)
-        if request.state is RequestState.RUNNING:
-            self.holdings.publish(request, planned.computed_after)
-        stop_id = next((i for i in row.token_ids if i in request.stop_ids), None)
-        reason = self._reason_to_end(request, row, stop_id)
-        if reason is not None:
-            self.finish(request, reason)
-        return Progress(request=request, row=row, stop_id=stop_id)
-
-    def _reason_to_end(
-        self, request: Request, row: RowResult, stop_id: int | None
-    ) -> FinishReason | None:
-        if row.error:
-            return FinishReason.ERROR
-        if stop_id is not None or row.complete:
-            return FinishReason.STOP
-        if not self._is_full(request) or request.in_flight_steps:
-            return None
-        # A request that wants no token is full from the start; it ends with its prompt.
-        prompt_done = bool(request.output_ids) or request.computed_tokens >= request.prefill_tokens
-        return FinishReason.LENGTH if prompt_done else None
 
     def fail(self, seq: int) -> list[Request]:
         """A whole step failed: its requests end with an error. Returns those that were alive."""
-        failed: list[Request] = []
-        for planned in self._in_flight.pop(seq):
-            request = planned.request
-            request.in_flight_steps -= 1
-            if request.state is not RequestState.FINISHED:
-                self.finish(request, FinishReason.ERROR)
-                failed.append(request)
+        failed = [
+            request
+            for request in self._in_flight.pop(seq).requests
+            if request.state is not RequestState.FINISHED
+        ]
+        for request in failed:
+            self.finish(request, FinishReason.ERROR)
         return failed
+
+
+def _reason_to_end(
+    row: RowResult, stop_id: int | None, *, prompt_done: bool
+) -> FinishReason | None:
+    """Why a request ends with a row that failed, holds a stop token, is complete, or reaches the limit.
+
+    One that wants no token is at its limit from the start; it ends with its prompt.
+    """
+    if row.error:
+        return FinishReason.ERROR
+    if stop_id is not None or row.complete:
+        return FinishReason.STOP
+    return FinishReason.LENGTH if prompt_done else None

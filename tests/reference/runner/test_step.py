@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -256,9 +257,9 @@ def test_a_ghost_that_is_delivered_is_found(start, golden, monkeypatch):
     def commit(self: Scheduler, result: StepResult) -> list[Progress]:
         planned = self._in_flight[result.seq]
         ghosts = [
-            Progress(request=each.request, row=row, stop_id=None)
-            for each, row in zip(planned, result.rows, strict=True)
-            if each.request.finish_reason is not None
+            Progress(request=request, row=row, stop_id=None)
+            for request, row in zip(planned.requests, result.rows, strict=True)
+            if request.finish_reason is not None
         ]
         return original(self, result) + ghosts
 
@@ -474,7 +475,8 @@ def test_no_stage_of_a_step_takes_an_attribute(noted, monkeypatch):
 
     assert {StepContext, StepShape, StepPlan, StepResult} <= {type(stage) for stage in stages}
     for stage in stages:
-        for name in ("later", *(each.name for each in dataclasses.fields(stage))):
+        fields = msgspec.structs.fields if isinstance(stage, msgspec.Struct) else dataclasses.fields
+        for name in ("later", *(each.name for each in fields(stage))):
             with pytest.raises((AttributeError, TypeError)):
                 setattr(stage, name, None)
 

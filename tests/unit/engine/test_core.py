@@ -54,7 +54,7 @@ class ScriptedExecutor:
         if plan.seq == self._fails_at:
             raise ArithmeticError("the device said no")
         result = a_result(plan, self.token_id)
-        rows = tuple(replace(row, error=self.error) for row in result.rows)
+        rows = tuple(msgspec.structs.replace(row, error=self.error) for row in result.rows)
         return replace(result, rows=rows)
 
     def close(self) -> None:

@@ -194,6 +194,69 @@ def test_a_preempted_request_keeps_the_token_that_was_on_its_way():
     assert new.known_tokens == 5
 
 
+def test_a_preempted_request_waits_for_its_token_before_it_comes_back():
+    scheduler = a_scheduler(blocks=4, block_tokens=4)
+    old, new = a_request("old", prompt=4, max_tokens=2), a_request("new", prompt=[50, 51, 52, 53])
+    scheduler.add(old)
+    scheduler.add(new)
+    first, second = scheduler.plan(), scheduler.plan()
+    scheduler.abort(["old"])
+
+    assert scheduler.plan() is None
+    scheduler.commit(a_result(first, new=8))
+    back = scheduler.plan()
+
+    assert scheduled(second) == {"old": 1}
+    assert back.admissions[0].token_ids.tolist() == [50, 51, 52, 53, 8]
+
+
+def test_a_prompt_under_way_that_gives_way_to_a_decode_row_is_not_gone_on_with():
+    scheduler = a_scheduler(step_tokens=2, blocks=6, block_tokens=4)
+    scheduler.add(a_request("old", prompt=7))
+    for _ in range(4):
+        run_step(scheduler)
+    new = a_request("new", prompt=range(50, 58))
+    scheduler.add(new)
+    for _ in range(5):
+        run_step(scheduler)
+    under_way = new.computed_tokens
+
+    plan = scheduler.plan()
+
+    assert 0 < under_way < 8
+    assert scheduled(plan) == {"old": 1}
+    assert (new.state, new.computed_tokens, new.preemptions) == (RequestState.WAITING, 0, 1)
+
+
+@given(seed=st.integers(0, 2**32))
+@settings(max_examples=100, deadline=None)
+def test_what_a_request_may_fill_is_what_its_blocks_hold(seed: int):
+    chance = random.Random(seed)
+    reuse = chance.random() < 0.7
+    scheduler = a_scheduler(step_tokens=16, blocks=chance.randint(9, 20), reuse=reuse)
+    for at in range(chance.randint(1, 6)):
+        prompt = [chance.randint(3, 5) for _ in range(chance.randint(1, 16))]
+        scheduler.add(a_request(f"r{at}", prompt=prompt, max_tokens=chance.randint(1, 12)))
+    held: dict[int, set[int]] = {}
+
+    while scheduler.unfinished_requests:
+        plan = scheduler.plan()
+        for admission in plan.admissions:
+            held[admission.slot] = set()
+        for slot, entry in zip(plan.grants.slots, plan.grants.entries, strict=True):
+            held[int(slot)].add(int(entry))
+        room = {request.slot: request.room_tokens for request in scheduler.running}
+
+        assert room == {slot: 4 * len(held[slot]) for slot in room}
+        assert all(held[slot] == set(range(len(held[slot]))) for slot in room)
+        assert all(request.computed_tokens <= request.room_tokens for request in scheduler.running)
+        scheduler.commit(a_result(plan))
+        for request in scheduler.running:
+            written = min(request.computed_tokens, request.known_tokens)
+            assert written < request.publish_tokens
+            assert not reuse or request.publish_tokens - written <= 4
+
+
 def test_the_priority_policy_serves_the_lower_number_first():
     scheduler = a_scheduler(requests=1, policy="priority")
     scheduler.add(a_request("late", priority=5))
