@@ -32,6 +32,8 @@ from tokamak.engine.configure import configure, engine_info, load_text
 from tokamak.engine.core import EngineCore
 
 ROUNDS = 3
+STEP_TOKENS = 16384
+"""Most tokens of a step: with nobody waiting for the next token of a stream, prompts may come in large pieces."""
 WARM_UP_TOKENS = 8
 PROFILED_TOKENS = 4 * (UNWATCHED_STEPS + WATCHED_STEPS)
 
@@ -172,6 +174,7 @@ def _load(
             kernels=asked.kernels,
             enable_prefix_caching=False,
             max_model_len=min(2 * longest, 2048) if longest <= 2048 else longest,
+            max_num_batched_tokens=STEP_TOKENS if asked.device != "cpu" else "auto",
             **sizes,
         ),
         progress=False,

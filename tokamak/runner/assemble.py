@@ -26,6 +26,7 @@ from tokamak.layers.model import Model
 from tokamak.models.registry import find
 from tokamak.ops.load import load_backends
 from tokamak.ops.sample import argmax_rows, token_weights
+from tokamak.runner.ahead import CompileAhead
 from tokamak.runner.dummy import NULL_SLOT
 from tokamak.runner.exchange import Exchange, LocalExchange
 from tokamak.runner.graph_cost import GraphCost, cost_path, default_cost, save_cost, saved_cost
@@ -66,14 +67,18 @@ class Planned:
     """Where what recordings take is kept between starts."""
 
 
-def plan_rank(config: EngineConfig) -> Planned:
+def plan_rank(config: EngineConfig, build: Build | None = None) -> Planned:
     """Build a model without weights and settle the sizes of its start; the half of `assemble` that needs neither.
+
+    Args:
+        config: what was decided.
+        build: what layers are built from; None makes it from the config.
 
     Raises:
         ModelError: the checkpoint is unsound, or of a kind we do not implement.
         OptionError: the cache cannot hold one request of max_model_len.
     """
-    build = make_build(config)
+    build = build or make_build(config)
     checkpoint = open_checkpoint(Path(config.model.path))
     family = find(config.model.facts.architecture)
     model = family.from_config(checkpoint.config, build).eval()
@@ -98,15 +103,21 @@ def assemble(config: EngineConfig, exchange: Exchange | None = None) -> Rank:
     """
     load_s: dict[str, float] = {}
     exchange = exchange or LocalExchange()
-    with _timed(load_s, "build"):
-        planned = plan_rank(config)
-        model, build, start = planned.model, planned.build, planned.start
-        exchange.introduce(group_settings(start, build, model))
-    with _timed(load_s, "weights"):
-        if config.model.load_format == "random":
-            load_random(model, config.model.seed, build.device)
-        else:
-            load_model(model, open_checkpoint(Path(config.model.path)), build.device)
+    with CompileAhead(config) as ahead:
+        with _timed(load_s, "build"):
+            planned = plan_rank(config)
+            model, build, start = planned.model, planned.build, planned.start
+            if ahead.running:
+                gpu = torch.cuda.get_device_properties(build.device)
+                ahead.order(gpu.multi_processor_count)
+            exchange.introduce(group_settings(start, build, model))
+        with _timed(load_s, "weights"):
+            if config.model.load_format == "random":
+                load_random(model, config.model.seed, build.device)
+            else:
+                load_model(model, open_checkpoint(Path(config.model.path)), build.device)
+        with _timed(load_s, "kernels"):
+            ahead.wait()
     with _timed(load_s, "caches"):
         sampler = _make_sampler(config, build)
         start = _with_measured_cost(planned, sampler, exchange)

@@ -65,6 +65,7 @@ def graph_pool_estimate(
     q_width: int,
     pools: Literal["per_graph", "per_bucket"],
     cost: GraphCost,
+    choice_row_bytes: int,
 ) -> int:
     """Bytes all recordings take together; 0 without buckets.
 
@@ -75,11 +76,15 @@ def graph_pool_estimate(
         pools: with `per_graph` the buckets of a graph share one pool, which the largest fills; with
             `per_bucket` none share.
         cost: what a bucket and a row take.
+        choice_row_bytes: scores of a request whose choice is recorded too; 0 where choices are not.
     """
+    choices = choice_row_bytes * (
+        sum(request_buckets) if pools == "per_bucket" else max(request_buckets, default=0)
+    )
     graphs = ([requests * q_width for requests in request_buckets], list(token_buckets))
     if pools == "per_bucket":
-        return sum(cost.bytes_of(rows) for buckets in graphs for rows in buckets)
-    return sum(
+        return choices + sum(cost.bytes_of(rows) for buckets in graphs for rows in buckets)
+    return choices + sum(
         len(buckets) * cost.bytes_per_bucket + max(buckets) * cost.bytes_per_row
         for buckets in graphs
         if buckets

@@ -10,13 +10,16 @@ from dataclasses import dataclass, replace
 
 from tokamak.cache.groups import CacheGroup
 from tokamak.cache.layout import bytes_per_block
-from tokamak.config.engine import EngineConfig
+from tokamak.config.engine import EngineConfig, GraphConfig
 from tokamak.config.reasons import size
 from tokamak.config.settle import check_pool
 from tokamak.config.settle_cache import NULL_BLOCKS, held_weight_bytes
 from tokamak.errors import OptionError
 from tokamak.graphs.ladder import Ladder
 from tokamak.runner.graph_cost import GraphCost, graph_pool_estimate, reserve_bytes
+
+SCORE_BYTES = 4
+"""Of one token's score."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,6 +89,14 @@ def plan_start(
     )
 
 
+def records_choice(graphs: GraphConfig) -> bool:
+    """Whether the choice of the likeliest tokens is recorded behind the forward of decode steps.
+
+    On a CPU it is no faster recorded; a start that records everything does it there for its tests' sake.
+    """
+    return graphs.backend == "cuda" or graphs.when == "startup"
+
+
 def ladders(config: EngineConfig, *, q_width: int = 1) -> tuple[Ladder, Ladder]:
     """The request and the token buckets of a config; both empty when graphs are off."""
     graphs, limits = config.graphs, config.scheduler
@@ -122,6 +133,9 @@ def plan_memory(
         q_width=q_width,
         pools=config.graphs.pools,
         cost=cost,
+        choice_row_bytes=SCORE_BYTES * config.model.facts.vocab_tokens
+        if records_choice(config.graphs)
+        else 0,
     )
     graph_bytes = reserve_bytes(estimate)
     block_bytes = bytes_per_block(groups, config.cache.block_tokens)
@@ -137,7 +151,7 @@ def plan_memory(
         total_blocks=blocks,
         cache_bytes=blocks * block_bytes,
         input_bytes=history_bytes + table_bytes,
-        logit_bytes=4 * config.scheduler.max_num_seqs * config.model.facts.vocab_tokens,
+        logit_bytes=SCORE_BYTES * config.scheduler.max_num_seqs * config.model.facts.vocab_tokens,
         graph_estimate_bytes=estimate,
         graph_bytes=graph_bytes,
     )

@@ -27,6 +27,7 @@ from tokamak.runner.dummy import full_plan
 from tokamak.runner.exchange import Exchange
 from tokamak.runner.forward import Forward
 from tokamak.runner.graph_cost import Source, check_reserve
+from tokamak.runner.memory import records_choice
 from tokamak.runner.prepare import Preparation
 
 logger = logging.getLogger(__name__)
@@ -87,8 +88,7 @@ class Recorder:
         self._pays: set[Mode] = set()
         self.off = dict(off)
         """Graphs that record nothing, by name, and why."""
-        self._chooses = config.backend == "cuda" or config.when == "startup"
-        """On a CPU choosing is no faster recorded; a start that records all does it there for its tests' sake."""
+        self._chooses = records_choice(config)
         self.request_buckets = requests
         self.token_buckets = PaddedBuckets(tokens.ladder) if config.eager_pad else tokens
 

@@ -15,6 +15,7 @@ from tokamak.engine.configure import configure
 from tokamak.runner import memory
 from tokamak.runner.assemble import assemble
 from tokamak.runner.graph_cost import graph_pool_estimate, reserve_bytes
+from tokamak.runner.memory import SCORE_BYTES, records_choice
 from tokamak.runner.simulate import simulate_start
 
 pytestmark = pytest.mark.timeout(300)
@@ -75,6 +76,9 @@ def test_a_simulated_start_of_a_model_nobody_started_marks_its_default(
         q_width=1,
         pools=start.config.graphs.pools,
         cost=start.cost,
+        choice_row_bytes=SCORE_BYTES * start.config.model.facts.vocab_tokens
+        if records_choice(start.config.graphs)
+        else 0,
     )
 
 

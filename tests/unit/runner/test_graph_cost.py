@@ -31,10 +31,20 @@ COST = GraphCost(bytes_per_bucket=100, bytes_per_row=7, source="measured")
 
 
 def estimate(
-    requests: tuple[int, ...] = (), tokens: tuple[int, ...] = (), *, pools="per_graph", q_width=1
+    requests: tuple[int, ...] = (),
+    tokens: tuple[int, ...] = (),
+    *,
+    pools="per_graph",
+    q_width=1,
+    choice=0,
 ) -> int:
     return graph_pool_estimate(
-        request_buckets=requests, token_buckets=tokens, q_width=q_width, pools=pools, cost=COST
+        request_buckets=requests,
+        token_buckets=tokens,
+        q_width=q_width,
+        pools=pools,
+        cost=COST,
+        choice_row_bytes=choice,
     )
 
 
@@ -53,6 +63,12 @@ def test_the_buckets_of_a_graph_share_a_pool_and_two_graphs_do_not() -> None:
 
 def test_a_pool_of_its_own_for_every_bucket_adds_up() -> None:
     assert estimate((1, 2, 4), (64,), pools="per_bucket") == 4 * 100 + (1 + 2 + 4 + 64) * 7
+
+
+def test_a_recorded_choice_holds_the_scores_of_its_rows() -> None:
+    assert estimate((1, 2, 4), choice=1000) == estimate((1, 2, 4)) + 4 * 1000
+    each = estimate((1, 2, 4), pools="per_bucket", choice=1000)
+    assert each == estimate((1, 2, 4), pools="per_bucket") + 7 * 1000
 
 
 def test_a_decode_request_of_several_tokens_takes_as_many_rows() -> None:
@@ -74,6 +90,7 @@ def test_two_recordings_in_one_pool_give_their_own_bytes_back(
         q_width=1,
         pools="per_graph",
         cost=cost,
+        choice_row_bytes=0,
     )
     assert both == bytes_a + bucket
     assert (cost.bytes_per_bucket, cost.bytes_per_row) == (bucket, row)

@@ -12,7 +12,7 @@ from tokamak.cache.layout import bytes_per_block
 from tokamak.config.engine import ModelFacts
 from tokamak.errors import OptionError
 from tokamak.runner.graph_cost import GraphCost, graph_pool_estimate, reserve_bytes
-from tokamak.runner.memory import ladders, plan_memory, plan_start
+from tokamak.runner.memory import SCORE_BYTES, ladders, plan_memory, plan_start
 
 GROUPS = cache_groups()
 
@@ -74,8 +74,13 @@ def test_a_cache_of_our_choice_makes_room_for_recordings(pools: str) -> None:
     memory = plan_memory(config, GROUPS, COST)
 
     expected = graph_pool_estimate(
-        request_buckets=(1, 8), token_buckets=(), q_width=1, pools=pools, cost=COST
-    )  # fmt: skip
+        request_buckets=(1, 8),
+        token_buckets=(),
+        q_width=1,
+        pools=pools,
+        cost=COST,
+        choice_row_bytes=SCORE_BYTES * config.model.facts.vocab_tokens,
+    )
     assert memory.graph_estimate_bytes == expected > 0
     assert memory.graph_bytes == reserve_bytes(expected)
     assert memory.cache_bytes <= 5000 * BLOCK_BYTES - memory.graph_bytes
