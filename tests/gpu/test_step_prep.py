@@ -49,6 +49,31 @@ def test_a_step_filled_on_the_device_is_the_one_filled_on_the_cpu():
             assert torch.equal(found[place].cpu(), expected[place]), (sizes, place)
 
 
+def shifted(tensor: torch.Tensor) -> torch.Tensor:
+    """The same numbers, one element after an address that is a multiple of 16 bytes."""
+    room = torch.empty(tensor.numel() + 1, dtype=tensor.dtype, device=tensor.device)
+    return room[1:].view(tensor.shape).copy_(tensor)
+
+
+@pytest.mark.vendor("triton")
+def test_the_triton_fill_launched_again_fills_what_it_is_given_now():
+    from tokamak.ops.step_prep.triton import triton_fill_step
+
+    chance = random.Random(9)
+
+    for at in range(300):
+        sizes = random_sizes(chance)
+        expected = make_step(f"step {at}", sizes)
+        fill_step(*expected)
+        found = on_device(make_step(f"step {at}", sizes))
+        if at % 3 == 2:
+            found = [shifted(each) if isinstance(each, torch.Tensor) else each for each in found]
+        with no_host_wait():
+            triton_fill_step(*found)
+        for place in STEP_CHANGED:
+            assert torch.equal(found[place].cpu(), expected[place]), (at, sizes, place)
+
+
 @pytest.mark.parametrize(
     ("op", "cases"),
     [(fill_indptrs, fill_indptrs_cases), (fill_unit_tiles, fill_unit_tiles_cases)],

@@ -14,6 +14,7 @@ from torch import Tensor
 from tokamak.ops.step_prep.derived import fill_indptrs, fill_unit_tiles
 from tokamak.ops.step_prep.reference import fill_step
 from tokamak.ops.triton_facts import fits
+from tokamak.ops.triton_launch import Relaunch
 
 TILE = 256
 WARPS = 4
@@ -38,21 +39,21 @@ def _fill_step_kernel(
     grants_ptr,
     history_ptr,
     tables_ptr,
+    token_ids_ptr,
+    positions_ptr,
+    write_slots_ptr,
+    block_tables_ptr,
     granted,
     scheduled_requests,
     scheduled_tokens,
     running_tokens,
     columns,
-    token_ids_ptr,
-    positions_ptr,
-    write_slots_ptr,
-    block_tables_ptr,
     stride_grants_row,
+    stride_write_slots_group,
+    stride_block_tables_group,
     stride_history_slot,
     stride_tables_group,
     stride_tables_slot,
-    stride_write_slots_group,
-    stride_block_tables_group,
     stride_block_tables_request,
     BLOCK_TOKENS: tl.constexpr,
     TILE: tl.constexpr,
@@ -112,6 +113,9 @@ def _fill_step_kernel(
                     token_id = tl.load(history_ptr + position, mask=inside, other=0)
                     tl.store(token_ids_ptr + row, token_id, mask=inside)
                     tl.store(positions_ptr + row, position, mask=inside)
+
+
+_fill_step = Relaunch(_fill_step_kernel)
 
 
 @triton.jit(do_not_specialize=["requests", "block_tokens"])
@@ -176,33 +180,20 @@ def triton_fill_step(
     """Apply grants and fill rows in one launch."""
     running_tokens = token_ids.shape[0]
     shares = min(max(triton.cdiv(running_tokens, TOKENS_PER_SHARE), 1), MAX_SHARES)
-    _fill_step_kernel[(slots.shape[0] + 1, len(tables), shares)](
-        slots,
-        computed_before,
-        query_starts,
-        grants,
-        history,
-        tables,
-        grants.shape[1],
-        scheduled_requests,
-        scheduled_tokens,
-        running_tokens,
-        columns,
-        token_ids,
-        positions,
-        write_slots,
-        block_tables,
-        grants.stride(0),
-        history.stride(0),
-        tables.stride(0),
-        tables.stride(1),
-        write_slots.stride(0),
-        block_tables.stride(0),
-        block_tables.stride(1),
-        BLOCK_TOKENS=block_tokens,
-        TILE=TILE,
+    _fill_step(
+        (slots.shape[0] + 1, tables.shape[0], shares),
+        (
+            slots, computed_before, query_starts, grants, history, tables,
+            token_ids, positions, write_slots, block_tables,
+        ),
+        (
+            grants.shape[1], scheduled_requests, scheduled_tokens, running_tokens, columns,
+            grants.stride(0), write_slots.stride(0), block_tables.stride(0),
+        ),
+        (history.stride(0), tables.stride(0), tables.stride(1), block_tables.stride(1)),
+        (block_tokens, TILE),
         num_warps=WARPS,
-    )
+    )  # fmt: skip
 
 
 @fill_indptrs.backend("triton", fits=fits)
