@@ -177,12 +177,14 @@ def test_a_large_weight_of_unknown_shape_is_fused_for_fewer_rows_than_a_small_on
     assert fused_rows(16384, 4096) == 8
 
 
-def test_two_rows_take_the_tile_measured_for_eight_and_one_row_its_own():
-    shape = (4096, 1024)
+def test_rows_take_the_tile_measured_for_them_or_else_for_eight():
+    shape, fast = (6144, 4096), {"registers": True}
 
-    tiles = [tile_for(rows, *shape) for rows in (1, 2, 3, 8)]
+    tiles = [tile_for(rows, *shape, **fast) for rows in (1, 2, 3, 8)]
+    two = tile_for(2, 1024, 3072, **fast)
 
-    assert tiles == [MEASURED[1, 4096, 1024, False]] + 3 * [MEASURED[8, 4096, 1024, False]]
+    assert tiles == [MEASURED[1, *shape, False]] + 3 * [MEASURED[8, *shape, False]]
+    assert two == MEASURED[2, 1024, 3072, False]
 
 
 def test_a_chip_without_kernels_out_of_registers_gets_a_tile_of_another_kind(monkeypatch):

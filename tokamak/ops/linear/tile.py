@@ -44,48 +44,67 @@ SMALL_WEIGHT = 1 << 24
 MEASURED: dict[tuple[int, int, int, bool], Tile] = {
     # Qwen3 0.6B: queries, keys and values; output; gate and up; down; head.
     (1, 4096, 1024, False): Tile(2, 1024, 2, overlaps=True),
-    (8, 4096, 1024, False): Tile(32, 64, 4, 4),
-    (16, 4096, 1024, False): Tile(32, 64, 4, 4),
+    (2, 4096, 1024, False): Tile(16, 256, 4, overlaps=True, registers=True),
+    (8, 4096, 1024, False): Tile(16, 256, 4, overlaps=True, registers=True),
+    (16, 4096, 1024, False): Tile(16, 256, 4, overlaps=True, registers=True),
     (1, 1024, 2048, False): Tile(4, 2048, 8, overlaps=True),
-    (8, 1024, 2048, False): Tile(16, 64, 4, 6),
-    (16, 1024, 2048, False): Tile(16, 64, 4, 6),
+    (2, 1024, 2048, False): Tile(16, 256, 8, overlaps=True, registers=True),
+    (8, 1024, 2048, False): Tile(16, 256, 8, overlaps=True, registers=True),
+    (16, 1024, 2048, False): Tile(16, 256, 8, overlaps=True, registers=True),
     (1, 6144, 1024, True): Tile(2, 1024, 2, overlaps=True),
-    (8, 6144, 1024, True): Tile(32, 64, 4, 4),
-    (16, 6144, 1024, True): Tile(32, 64, 4, 4),
+    (2, 6144, 1024, True): Tile(16, 256, 4, overlaps=True, registers=True),
+    (8, 6144, 1024, True): Tile(16, 256, 4, overlaps=True, registers=True),
+    (16, 6144, 1024, True): Tile(16, 128, 4, overlaps=True, registers=True),
     (1, 1024, 3072, False): Tile(4, 2048, 8, overlaps=True),
-    (8, 1024, 3072, False): Tile(16, 64, 4, 6),
-    (16, 1024, 3072, False): Tile(16, 64, 4, 6),
-    (1, 151936, 1024, False): Tile(4, 256, 1, overlaps=True),
-    (8, 151936, 1024, False): Tile(64, 64, 4, 3),
-    (16, 151936, 1024, False): Tile(64, 64, 4, 3),
+    (2, 1024, 3072, False): Tile(16, 128, 8, overlaps=True, registers=True),
+    (8, 1024, 3072, False): Tile(16, 128, 8, overlaps=True, registers=True),
+    (16, 1024, 3072, False): Tile(16, 256, 4, overlaps=True, registers=True),
+    (1, 151936, 1024, False): Tile(4, 512, 2, overlaps=True),
+    (2, 151936, 1024, False): Tile(4, 256, 1),
+    (8, 151936, 1024, False): Tile(16, 256, 2, overlaps=True, registers=True),
     # Llama 3 8B, likewise.
-    (1, 6144, 4096, False): Tile(2, 2048, 4, overlaps=True),
-    (8, 6144, 4096, False): Tile(64, 64, 4, 3),
-    (16, 6144, 4096, False): Tile(64, 64, 4, 3),
+    (1, 6144, 4096, False): Tile(4, 2048, 8, overlaps=True),
+    (8, 6144, 4096, False): Tile(16, 128, 4, overlaps=True, registers=True),
     (1, 4096, 4096, False): Tile(4, 2048, 8, overlaps=True),
     (8, 4096, 4096, False): Tile(16, 128, 4, 3),
-    (16, 4096, 4096, False): Tile(32, 128, 4, 3),
     (1, 28672, 4096, True): Tile(1, 4096, 4, overlaps=True),
-    (8, 28672, 4096, True): Tile(32, 64, 4, 4),
-    (16, 28672, 4096, True): Tile(32, 64, 4, 4),
-    (1, 4096, 14336, False): Tile(4, 2048, 8, overlaps=True),
+    (1, 4096, 14336, False): Tile(4, 1024, 4, overlaps=True),
     (8, 4096, 14336, False): Tile(16, 128, 4, 3),
-    (16, 4096, 14336, False): Tile(16, 128, 4, 3),
-    (1, 128256, 4096, False): Tile(2, 4096, 4, overlaps=True),
+    (1, 128256, 4096, False): Tile(4, 2048, 8, overlaps=True),
     (8, 128256, 4096, False): Tile(64, 64, 4, 3),
-    (16, 128256, 4096, False): Tile(64, 64, 4, 3),
+    # Qwen3 30B with 3B active: queries, keys and values; output; router; head.
+    (1, 5120, 2048, False): Tile(2, 1024, 4, overlaps=True),
+    (2, 5120, 2048, False): Tile(4, 1024, 4, overlaps=True),
+    (8, 5120, 2048, False): Tile(16, 256, 4, overlaps=True, registers=True),
+    (16, 5120, 2048, False): Tile(16, 128, 2, overlaps=True, registers=True),
+    (1, 2048, 4096, False): Tile(4, 2048, 8, overlaps=True),
+    (2, 2048, 4096, False): Tile(4, 2048, 8, overlaps=True),
+    (8, 2048, 4096, False): Tile(16, 256, 8, overlaps=True, registers=True),
+    (16, 2048, 4096, False): Tile(16, 64, 4, 6),
+    (1, 128, 2048, False): Tile(4, 2048, 8, overlaps=True),
+    (2, 128, 2048, False): Tile(2, 2048, 8, overlaps=True),
+    (8, 128, 2048, False): Tile(16, 256, 4, overlaps=True, registers=True),
+    (16, 128, 2048, False): Tile(16, 256, 4, overlaps=True, registers=True),
+    (1, 151936, 2048, False): Tile(2, 1024, 4, overlaps=True),
+    (2, 151936, 2048, False): Tile(4, 1024, 4, overlaps=True),
+    (8, 151936, 2048, False): Tile(64, 64, 4, 3),
 }
-"""Tiles by row class, features, columns and whether the weight is gate and up; 2 and 4 may take those of 8."""
+"""Tiles by row class, features, columns and whether the weight is gate and up; 2 and 4 may take those of 8.
+
+They make the chain of a step fastest, which is not always what makes a product alone so: kernels of one kind
+begin sooner behind each other than kernels of two.
+"""
 
 FUSED_ROWS: dict[tuple[int, int, bool], int] = {
-    (151936, 1024, False): 1,
+    (151936, 1024, False): 8,
     (6144, 4096, False): 8,
-    (4096, 4096, False): 16,
-    (28672, 4096, True): 8,
-    (4096, 14336, False): 16,
+    (4096, 4096, False): 8,
+    (28672, 4096, True): 1,
+    (4096, 14336, False): 8,
     (128256, 4096, False): 8,
+    (151936, 2048, False): 8,
 }
-"""The most rows for which a kernel was faster than the library's product and its neighbours."""
+"""The most rows for which kernels made the chain of a step faster than the library's product and its neighbours."""
 
 
 def row_class(rows: int) -> int:
