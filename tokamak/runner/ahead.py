@@ -54,7 +54,7 @@ class CompileAhead:
                 [sys.executable, "-P", "-m", module],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.DEVNULL,
-                env={**os.environ, "OMP_NUM_THREADS": "1"},
+                env=_environment(),
                 start_new_session=True,
             )
 
@@ -115,6 +115,12 @@ class CompileAhead:
             process.stdin.close()
 
 
+def _environment() -> dict[str, str]:
+    """Ours, with the same modules in reach, and without threads beside the one that divides itself."""
+    paths = [path or os.getcwd() for path in sys.path]
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(paths), "OMP_NUM_THREADS": "1"}
+
+
 def is_needed(config: EngineConfig) -> bool:
     """Whether a start with this config would compile kernels one after the other."""
     if config.model.device == "cpu" or not device_facts(config.model.device).has("triton"):
@@ -143,11 +149,15 @@ def mark_path(config: EngineConfig) -> Path:
         graphs.token_max,
         limits.max_num_seqs,
         limits.max_num_batched_tokens,
-        importlib.metadata.version("triton"),
+        _triton_version(),
         _source_digest(),
     )
     digest = hashlib.sha256(repr(key).encode()).hexdigest()
     return _triton_cache() / f"tokamak-{digest[:32]}"
+
+
+def _triton_version() -> str:
+    return importlib.metadata.version("triton")
 
 
 def _triton_cache() -> Path:

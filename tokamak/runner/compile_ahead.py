@@ -82,8 +82,8 @@ def _regions_in_place() -> Iterator[None]:
         EagerRegion.__call__ = call
 
 
-def _run_body(region: EagerRegion, *args: Any) -> None:
-    region.run(args)
+def _run_body(self: EagerRegion, *args: Any) -> None:
+    self.run(args)
 
 
 def _load_nothing(model: Model) -> None:

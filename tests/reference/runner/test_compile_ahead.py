@@ -1,0 +1,95 @@
+"""Are the kernels of a model found without its GPU, and compiled to where a launch looks for them?"""
+
+from __future__ import annotations
+
+import importlib.util
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from tests.support.configs import GPU
+from tests.support.tiny import llama_config, qwen3_moe_config, write_checkpoint
+from tokamak.checkpoint.source import open_checkpoint
+from tokamak.config.options import EngineOptions
+from tokamak.config.settle import settle_engine
+from tokamak.runner import ahead
+from tokamak.runner.ahead import CompileAhead, Order
+
+HAS_TRITON = importlib.util.find_spec("triton") is not None
+pytestmark = [
+    pytest.mark.vendor("triton"),
+    pytest.mark.skipif(not HAS_TRITON, reason="triton is not installed"),
+    pytest.mark.timeout(300),
+]
+
+SIZES = {"max_num_seqs": 4, "max_model_len": 256, "max_num_batched_tokens": 128}
+
+
+def config_of(folder: Path, **options: object):
+    return settle_engine(
+        EngineOptions(model=str(folder), device="cuda", dtype="bfloat16", **SIZES, **options),
+        GPU,
+        open_checkpoint(folder).facts(),
+        folder,
+    )
+
+
+def kernels(config) -> Counter[str]:
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.support.compiling", "list"],
+        input=msgspec.msgpack.encode(Order(config=config, multiprocessors=132)),
+        capture_output=True,
+        check=False,
+    )
+    assert not done.returncode, done.stderr.decode()
+    return Counter(done.stdout.decode().split())
+
+
+def test_every_part_of_a_dense_model_is_found(tmp_path):
+    folder = write_checkpoint(tmp_path / "dense", llama_config())
+
+    found = kernels(config_of(folder))
+
+    assert {
+        "_embed_kernel", "_rms_norm_kernel", "_rotate_and_cache_kernel", "_paged_decode_kernel",
+        "_paged_prefill_kernel", "_fill_step_kernel", "_argmax_kernel", "_token_weights_kernel",
+    } <= {*found}  # fmt: skip
+    assert any(name.startswith(("_lanes", "_cores")) for name in found)
+
+
+def test_graphs_that_are_off_change_no_kernel(tmp_path):
+    folder = write_checkpoint(tmp_path / "dense", llama_config())
+
+    found, eager = kernels(config_of(folder)), kernels(config_of(folder, graphs="off"))
+
+    assert {*eager} == {*found}
+
+
+def test_the_experts_of_a_model_are_found(tmp_path):
+    folder = write_checkpoint(tmp_path / "experts", qwen3_moe_config())
+
+    found = kernels(config_of(folder))
+
+    assert "_moe_route_kernel" in found
+    assert any("gate_up" in name for name in found)
+
+
+def test_kernels_lie_compiled_in_the_cache_when_the_wait_is_over(tmp_path, monkeypatch):
+    folder = write_checkpoint(tmp_path / "dense", llama_config(num_hidden_layers=1))
+    config = config_of(folder)
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path / "kernels"))
+    monkeypatch.setattr(ahead, "device_facts", lambda device: GPU)
+
+    with CompileAhead(config, module="tests.support.compiling") as compiling:
+        compiling.order(132)
+        compiling.wait()
+
+    found = kernels(config)
+    names = {path.stem for path in (tmp_path / "kernels").glob("*/*.cubin")}
+    assert {*found} <= names
+    assert not ahead.is_needed(config)
+    assert int(ahead.mark_path(config).read_text()) == found.total()
