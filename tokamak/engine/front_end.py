@@ -221,9 +221,43 @@ class _Inbox:
         self._news.set()
 
     async def get(self) -> RequestUpdate:
-        while not self._updates:
+        """The next update, joined with those of the same sibling that wait behind it.
+
+        So a consumer that falls behind gets more tokens at a time, and catches up.
+        """
+        updates = self._updates
+        while not updates:
             if self._failure is not None:
                 raise EngineDeadError(self._failure)
             self._news.clear()
             await self._news.wait()
-        return self._updates.popleft()
+        first = updates.popleft()
+        if not updates or not _may_join(first, updates[0]):
+            return first
+        joined = [first, updates.popleft()]
+        while updates and _may_join(joined[-1], updates[0]):
+            joined.append(updates.popleft())
+        return _joined(joined)
+
+
+def _may_join(earlier: RequestUpdate, later: RequestUpdate) -> bool:
+    """Whether two updates may reach a client as one: an error comes after what was generated before it."""
+    return (
+        later.request_id == earlier.request_id
+        and later.finish_reason is not FinishReason.ERROR
+        and earlier.finish_reason is None
+    )
+
+
+def _joined(updates: list[RequestUpdate]) -> RequestUpdate:
+    """The news of a sibling's successive updates in one; only the last may end it."""
+    last = updates[-1]
+    return RequestUpdate(
+        request_id=last.request_id,
+        token_ids=[token_id for update in updates for token_id in update.token_ids],
+        logprobs=[entry for update in updates for entry in update.logprobs],
+        prompt_logprobs=[entry for update in updates for entry in update.prompt_logprobs],
+        finish_reason=last.finish_reason,
+        stop_id=last.stop_id,
+        cached_tokens=max(update.cached_tokens for update in updates),
+    )

@@ -9,7 +9,7 @@ import pytest
 from tests.support.scripted_engine import ScriptedCore, ScriptedEngine, counts, says
 from tokamak.core.generation import GenerationEvent, GenerationRequest
 from tokamak.core.request import FinishReason, SamplingParams
-from tokamak.engine.messages import RequestUpdate
+from tokamak.engine.messages import RequestUpdate, StepUpdates
 from tokamak.errors import ContextLengthError, EngineDeadError, RequestError, StepError
 
 GREEDY = SamplingParams(temperature=0, max_tokens=5)
@@ -161,3 +161,61 @@ def test_an_idle_engine_is_drained_at_once():
             return await engine.drain(0.0), engine.health().draining
 
     assert asyncio.run(scenario()) == (True, True)
+
+
+def test_a_consumer_that_falls_behind_gets_what_waits_in_one_event():
+    engine = ScriptedEngine(counts)
+    params = SamplingParams(temperature=0, ignore_eos=True, max_tokens=60, logprobs=1)
+
+    async def scenario():
+        async with engine:
+            quick = await collect(engine, a_request(params, prompt=(3,)))
+            stream = engine.generate(a_request(params, prompt=(3,)))
+            slow = [await anext(stream)]
+            while engine.core.has_work:
+                await asyncio.sleep(0)
+            slow += [event async for event in stream]
+            return quick, slow
+
+    quick, slow = asyncio.run(scenario())
+
+    assert len(slow) == 2 < len(quick)
+    for part in (slow, quick):
+        assert sum(len(event.token_ids) for event in part) == 60
+    assert "".join(e.text for e in slow) == "".join(e.text for e in quick)
+    assert [p for e in slow for p in e.logprobs] == [p for e in quick for p in e.logprobs]
+    assert slow[-1].finish_reason is quick[-1].finish_reason is FinishReason.LENGTH
+    assert slow[-1].usage == quick[-1].usage
+
+
+def test_an_error_comes_after_the_tokens_before_it_however_late_they_are_taken():
+    engine = ScriptedEngine(counts)
+    request_id = "r-1:0"
+    news = [
+        RequestUpdate(request_id=request_id, token_ids=[100], cached_tokens=3),
+        RequestUpdate(request_id=request_id, token_ids=[101]),
+        RequestUpdate(
+            request_id=request_id,
+            finish_reason=FinishReason.ERROR,
+            error="step 9 failed",
+            error_kind="engine",
+        ),
+    ]
+
+    async def scenario():
+        stream = engine.generate(a_request(ENDLESS))
+        first = asyncio.ensure_future(anext(stream))
+        await asyncio.sleep(0)
+        for update in news:
+            engine._receive(StepUpdates(updates=[update], stats=engine.stats()))
+        event = await first
+        with pytest.raises(StepError, match="step 9 failed"):
+            await anext(stream)
+        await engine.close()
+        return event
+
+    event = asyncio.run(scenario())
+
+    assert event.token_ids == (100, 101)
+    assert event.usage.cached_tokens == 3
+    assert event.finish_reason is None
