@@ -29,7 +29,7 @@ help:           ## this list
 	@$(PYTHON) tools/environment.py .venv cpu
 
 .venv-test:
-	@$(PYTHON) tools/environment.py .venv-test cpu lint test
+	@$(PYTHON) tools/environment.py .venv-test cpu cuda lint test
 
 chat: .venv     ## set up, then talk to the default model; ASK="..." answers once
 	@unset OMP_NUM_THREADS; \

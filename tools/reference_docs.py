@@ -152,8 +152,8 @@ def metrics_page() -> str:
     for row in metrics.STEP_METRICS:
         labels = f"`{row.label}`" if row.label else "-"
         lines.append(f"| `{row.name}` | {row.kind} | {labels} | {row.help} |")
-    spans = metrics.STEP_SPANS
-    lines.append(f"| `{spans.name}` | {spans.kind} | `span` | {spans.help} |")
+    for row, label in ((metrics.STEP_SPANS, "span"), (metrics.REQUEST_PHASES, "phase")):
+        lines.append(f"| `{row.name}` | {row.kind} | `{label}` | {row.help} |")
     for row in vars(metrics).values():
         if isinstance(row, metrics.HttpMetric):
             kind = "histogram" if row.buckets else "counter"

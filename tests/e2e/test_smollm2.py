@@ -103,6 +103,30 @@ def test_chunks_of_sixteen_tokens_change_nothing():
     assert most_a_step <= 16
 
 
+@pytest.mark.parametrize(
+    "graphs",
+    [
+        {"graphs": "off"},
+        {"graphs": "on-demand", "graph_backend": "sim", "verify_graphs_rate": 0.2},
+        {"graphs": "startup", "req_graph_sizes": (1, 4, 8), "token_graph_sizes": (64, 512)},
+        {
+            "graphs": "startup",
+            "req_graph_sizes": (),
+            "token_graph_sizes": (64, 512),
+            "token_graph_eager_pad": True,
+        },
+    ],
+    ids=["off", "on-demand", "startup", "eager-pad"],
+)
+def test_graphs_change_nothing(graphs):
+    with LLM("smollm2-135m", **OPTIONS, **graphs) as llm:
+        outputs = llm.generate(PROMPTS, GREEDY)
+        again = llm.generate(PROMPTS, GREEDY)
+
+    assert ids_of(outputs) == EXPECTED
+    assert ids_of(again) == EXPECTED
+
+
 def test_preemption_changes_nothing():
     params = SamplingParams(temperature=0, max_tokens=64, ignore_eos=True)
     options = {**OPTIONS, "block_size": 16, "num_blocks_override": 52}

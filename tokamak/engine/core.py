@@ -11,6 +11,8 @@ import time
 from collections import deque
 from collections.abc import Iterable
 
+import numpy as np
+
 from tokamak.cache.holdings import Holdings
 from tokamak.config.engine import EngineConfig
 from tokamak.core.plan import StepResult, TokenLogprobs
@@ -27,6 +29,7 @@ from tokamak.engine.messages import (
 from tokamak.engine.report import engine_report
 from tokamak.engine.scheduler import Progress, Scheduler
 from tokamak.errors import FatalError, StepError
+from tokamak.telemetry.phases import RequestPhases
 
 log = logging.getLogger(__name__)
 
@@ -52,6 +55,7 @@ class EngineCore:
         self._scheduler = Scheduler(config.scheduler, self._holdings, config.model.max_model_len)
         self._launched: deque[InFlight] = deque()
         self._refused: list[RequestUpdate] = []
+        self._phases = RequestPhases()
         self._steps = 0
         self._running_tokens = 0
         self._step_seconds = 0.0
@@ -91,6 +95,7 @@ class EngineCore:
                 arrival_s=time.monotonic(),
             )
         )
+        self._phases.queued(message.request_id, time.monotonic())
 
     def _refusal(self, message: AddRequest) -> RequestUpdate | None:
         """Why a request cannot be queued, or None."""
@@ -128,7 +133,9 @@ class EngineCore:
 
     def abort(self, request_ids: Iterable[str]) -> None:
         """Forget requests; no update is sent for them. Unknown ids ended a moment ago."""
+        request_ids = list(request_ids)
         self._scheduler.abort(request_ids)
+        self._phases.ended(request_ids, time.monotonic())
 
     def reset_prefix_cache(self) -> None:
         """Forget every reusable prefix that no request holds."""
@@ -148,6 +155,7 @@ class EngineCore:
             self._last_turn_s = time.monotonic()
         plan = self._scheduler.plan()
         if plan is not None:
+            self._phases.admitted((each.request_id for each in plan.admissions), time.monotonic())
             self._launched.append(self._executor.launch(plan))
         if len(self._launched) > 1 or (self._launched and plan is None):
             updates += self._commit_oldest()
@@ -168,6 +176,8 @@ class EngineCore:
             now = time.monotonic()
             self._step_seconds += now - self._last_turn_s
             self._last_turn_s = now
+        finals = np.flatnonzero(plan.final_chunk[: plan.prefill_rows]).tolist()
+        self._phases.prefilled((plan.request_ids[row] for row in finals), self._last_turn_s)
         return self._commit(result)
 
     def _commit(self, result: StepResult) -> list[RequestUpdate]:
@@ -181,16 +191,20 @@ class EngineCore:
                     updates.append(_update(progress))
                 elif row.token_ids or finish_reason is not None:
                     updates.append(_plain_update(progress))
+                if finish_reason is not None:
+                    self._phases.ended([progress.request.request_id], self._last_turn_s)
         return updates
 
     def _fail_step(self, launched: InFlight, error: Exception) -> list[RequestUpdate]:
         """End the requests of a step that raised; everyone else goes on."""
         plan = launched.plan
         failed = self._scheduler.fail(plan.seq)
+        self._phases.ended((request.request_id for request in failed), self._last_turn_s)
         failure = StepError(
             f"step {plan.seq} failed with {type(error).__name__}: {error}; it had "
             f"{plan.prefill_rows} prefill and {plan.scheduled_requests - plan.prefill_rows} decode "
             f"rows, {plan.scheduled_tokens} tokens, of requests {', '.join(plan.request_ids)}"
+            + "".join(f"; {note}" for note in getattr(error, "__notes__", []))
         )
         log.error("%s", failure, exc_info=error)
         return [
@@ -230,7 +244,7 @@ class EngineCore:
 
     def report(self) -> EngineReport:
         """Where steps went and what graphs are, as of now; a step may run meanwhile."""
-        return engine_report(self._config, self._executor.rank)
+        return engine_report(self._config, self._executor.rank, self._phases)
 
     def close(self) -> None:
         """Let running steps end and free the device."""

@@ -134,10 +134,10 @@ class ModeNumbers(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SpanNumbers(msgspec.Struct, frozen=True, kw_only=True):
-    """One part of a step, over all steps so far."""
+    """One part of a step, over all steps so far, or one phase of a request, over all requests."""
 
     counts: list[int]
-    """How often it took at most each bound of `telemetry.spans.BOUNDS_S`, then how often in all."""
+    """How often it took at most each bound (`BOUNDS_S`, `PHASE_BOUNDS_S`), then how often in all."""
     sum_s: float
 
 
@@ -162,6 +162,7 @@ class EngineReport(msgspec.Struct, frozen=True, kw_only=True):
     reasons: dict[str, int] = {}
     """Steps by why they ran in their mode."""
     spans: dict[str, SpanNumbers] = {}
+    phases: dict[str, SpanNumbers] = {}
 
 
 class StepUpdates(msgspec.Struct, frozen=True, kw_only=True, tag="updates"):

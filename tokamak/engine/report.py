@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Hashable, Mapping
 
 from tokamak.config.engine import EngineConfig
 from tokamak.engine.messages import (
@@ -16,9 +16,11 @@ from tokamak.graphs import region_graph
 from tokamak.graphs.ladder import Ladder
 from tokamak.graphs.request_graph import RequestKey
 from tokamak.runner.assemble import Rank
+from tokamak.telemetry.phases import RequestPhases
+from tokamak.telemetry.spans import SpanTotals
 
 
-def engine_report(config: EngineConfig, rank: Rank) -> EngineReport:
+def engine_report(config: EngineConfig, rank: Rank, phases: RequestPhases) -> EngineReport:
     """The report of a rank that serves. May be asked for while a step runs."""
     runner, start, graphs = rank.runner, rank.start, config.graphs
     tally, check = runner.tally, runner.check
@@ -61,11 +63,15 @@ def engine_report(config: EngineConfig, rank: Rank) -> EngineReport:
         graph_check_failures=check.failures,
         modes=modes,
         reasons=dict(tally.reasons),
-        spans={
-            name: SpanNumbers(counts=list(totals.counts), sum_s=totals.sum_s)
-            for name, totals in runner.spans.totals().items()
-        },
+        spans=_spans(runner.spans.totals()),
+        phases=_spans(phases.totals()),
     )
+
+
+def _spans(totals: Mapping[str, SpanTotals]) -> dict[str, SpanNumbers]:
+    return {
+        name: SpanNumbers(counts=list(of.counts), sum_s=of.sum_s) for name, of in totals.items()
+    }
 
 
 def _graph(

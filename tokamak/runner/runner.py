@@ -6,6 +6,9 @@ the same step with a plan made for the purpose.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 import torch
 from torch import Tensor
 
@@ -84,7 +87,7 @@ class ModelRunner:
             return None
         if shape.dummy:
             plan = idle_plan(shape, plan.seq)
-        with step_range(plan, shape):
+        with step_range(plan, shape), _shape_in_errors(shape):
             self._admit(plan)
             context = self._preparation.prepare(plan, shape)
             with self.spans.span("launch"):
@@ -149,3 +152,16 @@ class ModelRunner:
         sampled = self._sampler.sample(logits, slots, positions, self._inputs.history, where)
         self._inputs.remember(*where, sampled.token_ids)
         return sampled
+
+
+@contextmanager
+def _shape_in_errors(shape: StepShape) -> Iterator[None]:
+    """What a step raises says how large it was and how it ran."""
+    try:
+        yield
+    except Exception as error:
+        error.add_note(
+            f"it ran {shape.running_requests} request rows and {shape.running_tokens} token rows as "
+            f"{shape.mode} ({shape.why})"
+        )
+        raise

@@ -20,6 +20,7 @@ from prometheus_client.core import (
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
 from prometheus_client.registry import Collector
 
+from tokamak.telemetry.phases import PHASE_BOUNDS_S
 from tokamak.telemetry.spans import BOUNDS_S
 
 CONTENT_TYPE = CONTENT_TYPE_PLAIN_0_0_4
@@ -198,6 +199,14 @@ STEP_SPANS = EngineMetric(
 )
 """By the label `span`."""
 
+REQUEST_PHASES = EngineMetric(
+    "tokamak_request_phase_seconds",
+    "histogram",
+    "",
+    "How long requests waited (queue), computed their prompt (prefill) and decoded.",
+)
+"""By the label `phase`."""
+
 _SECONDS = (
     0.001,
     0.0025,
@@ -360,8 +369,13 @@ class _StepCollector(Collector):
             for value, count in row.numbers(numbers).items():
                 metric.add_metric([value] if labels else [], float(count))
             yield metric
-        spans = HistogramMetricFamily(STEP_SPANS.name, STEP_SPANS.help, labels=["span"])
-        ends = [*(str(bound) for bound in BOUNDS_S), "+Inf"]
-        for name, sums in numbers["spans"].items():
-            spans.add_metric([name], list(zip(ends, sums["counts"], strict=True)), sums["sum_s"])
-        yield spans
+        for row, label, key, bounds in (
+            (STEP_SPANS, "span", "spans", BOUNDS_S),
+            (REQUEST_PHASES, "phase", "phases", PHASE_BOUNDS_S),
+        ):
+            family = HistogramMetricFamily(row.name, row.help, labels=[label])
+            ends = [*(str(bound) for bound in bounds), "+Inf"]
+            for name, sums in numbers[key].items():
+                counts = list(zip(ends, sums["counts"], strict=True))
+                family.add_metric([name], counts, sums["sum_s"])
+            yield family

@@ -22,6 +22,7 @@ from tokamak.core.request import FinishReason, SamplingParams, StructuredOutput
 from tokamak.device.waits import HostWaits
 from tokamak.engine.core import EngineCore
 from tokamak.engine.messages import AddRequest
+from tokamak.telemetry.phases import PHASES
 from tokamak.telemetry.spans import Spans
 
 
@@ -286,3 +287,29 @@ def test_a_failed_row_is_the_clients_fault_only_with_a_grammar(structured, kind,
     (update,) = run_out(core)
 
     assert (update.error, update.error_kind, update.error_field) == ("no", kind, field)
+
+
+def test_a_prefill_span_ends_with_the_final_chunk_wherever_its_row_is():
+    """MIX-7 and F5: after each step exactly the prompts whose final chunk it had are past their prefill."""
+    executor = ScriptedExecutor(blocks=200)
+    core = a_core(executor, max_num_batched_tokens=24, max_num_seqs=4)
+    taken, phase_of = [], core._phases._open
+    take = executor._take
+    executor._take = lambda plan: (taken.append(plan), take(plan))[1]
+    for at, prompt in enumerate([2, 60, 5, 3, 40, 7, 2, 30, 1]):
+        core.add(an_add(f"r{at}", prompt=prompt, max_tokens=4))
+    places = set()
+
+    while core.has_work:
+        seen = len(taken)
+        core.step()
+        for plan in taken[seen:]:
+            for row, name in enumerate(plan.request_ids[: plan.prefill_rows]):
+                is_final = bool(plan.final_chunk[row])
+                places |= {row} if is_final else set()
+                phase = PHASES[phase_of[name][0]] if name in phase_of else "over"
+                assert (phase in ("decode", "over")) == is_final, (name, row, phase)
+
+    assert len(places) > 1
+    assert core._phases.open_spans == 0
+    assert [totals.counts[-1] for totals in core._phases.totals().values()] == [9, 9, 9]

@@ -14,6 +14,7 @@ from tokamak.runner.graph_cost import GraphCost
 from tokamak.runner.memory import plan_start
 from tokamak.runner.tally import StepTally
 from tokamak.runner.verify import Verdict
+from tokamak.telemetry.phases import RequestPhases
 from tokamak.telemetry.spans import BOUNDS_S, Spans
 
 COST = GraphCost(bytes_per_bucket=1000, bytes_per_row=10, source="saved")
@@ -60,7 +61,7 @@ def test_a_graph_tells_its_ladder_and_what_of_it_is_recorded() -> None:
         a_graph("request", "decode", RequestKey(4, 1)),
     )
 
-    prefill, decode = engine_report(config, rank).graphs
+    prefill, decode = engine_report(config, rank, RequestPhases()).graphs
 
     assert (prefill.ladder, prefill.recorded, prefill.state) == ([64], [64], "recorded")
     assert (decode.ladder, decode.recorded, decode.state) == ([1, 4], [4], "partly recorded")
@@ -77,7 +78,7 @@ def test_a_graph_that_is_off_says_why() -> None:
         off={"prefill": "no size is asked for"},
     )
 
-    prefill, decode = engine_report(config, rank).graphs
+    prefill, decode = engine_report(config, rank, RequestPhases()).graphs
 
     assert prefill.state == "off: no size is asked for"
     assert decode.state == "empty"
@@ -86,7 +87,7 @@ def test_a_graph_that_is_off_says_why() -> None:
 def test_a_report_says_when_and_why_graphs_are_recorded() -> None:
     config = a_config(graphs="off")
 
-    report = engine_report(config, a_rank(config))
+    report = engine_report(config, a_rank(config), RequestPhases())
 
     assert (report.graphs_when, report.graphs_why) == ("off", "asked for")
     assert (report.graph_reserve_bytes, report.graph_cost) == (0, "saved")
@@ -95,7 +96,7 @@ def test_a_report_says_when_and_why_graphs_are_recorded() -> None:
 def test_a_report_has_the_sums_of_steps_checks_and_verification() -> None:
     config = a_config(req_graph_sizes="1,4")
 
-    report = engine_report(config, a_rank(config))
+    report = engine_report(config, a_rank(config), RequestPhases())
 
     assert report.modes["request_graph"].running_tokens == 6
     assert report.reasons == {"bucket": 3}
