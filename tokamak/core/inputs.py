@@ -40,13 +40,15 @@ class Rows(Protocol):
 
 @dataclass(slots=True)
 class StepInputs:
-    """What a model's forward reads. Integers of a step are in its StepShape and AttnStep, not here."""
+    """What a model's forward reads. Integers of a step are in its StepShape and AttnStep, but for `q_width`."""
 
     token_ids: Tensor  # [tokens]          int32
     positions: Tensor  # [tokens]          int32, 0 for padding
     query_starts: Tensor  # [requests + 1]    int32, first token row of each request
     logit_rows: Tensor  # [sampled]         int32, token rows whose logits are wanted
     rows: Mapping[str, Rows]  # by cache group
+    q_width: int = 0
+    """Token rows of every request in a step of decode rows alone, else 0. No recording holds for two of them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
