@@ -102,6 +102,8 @@ class StepPlan:
     """Token rows of this step."""
     lengths: Int32s = field(init=False)  # [rows]
     """Tokens of each request once the step has run."""
+    longest_tokens: int = field(init=False)
+    """The most of these; 0 without rows."""
     sampled_rows: Int32s = field(init=False)  # [sampled]
     """Request rows that get a token: final prefill chunks, then decode rows."""
 
@@ -112,10 +114,12 @@ class StepPlan:
         if prefill:
             finals = np.flatnonzero(self.final_chunk[:prefill]).astype(np.int32)
             sampled = np.concatenate([finals, sampled])
+        lengths = self.computed_before + self.query_lens
         derive = object.__setattr__
         derive(self, "scheduled_requests", rows)
         derive(self, "scheduled_tokens", int(self.query_lens.sum()))
-        derive(self, "lengths", self.computed_before + self.query_lens)
+        derive(self, "lengths", lengths)
+        derive(self, "longest_tokens", int(lengths.max(initial=0)))
         derive(self, "sampled_rows", sampled)
 
     @staticmethod

@@ -66,15 +66,17 @@ COLUMNS = {name: at for at, name in enumerate(RankRow._fields)}
 def rank_row(plan: StepPlan, eager_demand: Demand = NO_DEMAND) -> RankRow:
     """The row of a plan."""
     decode = plan.query_lens[plan.prefill_rows :]
+    # A row has at least one token.
+    narrow = plan.scheduled_tokens == plan.scheduled_requests
     return RankRow(
         seq=plan.seq,
         has_work=int(plan.scheduled_requests > 0),
         scheduled_tokens=plan.scheduled_tokens,
         scheduled_requests=plan.scheduled_requests,
         prefill_rows=plan.prefill_rows,
-        max_query=int(decode.max()) if len(decode) else 1,
+        max_query=1 if narrow else int(decode.max(initial=1)),
         eager_demand=int(eager_demand),
-        draft_rows=len(decode) + int(plan.final_chunk[: plan.prefill_rows].sum()),
+        draft_rows=len(plan.sampled_rows),
         config_hash=0,
     )
 

@@ -27,6 +27,9 @@ from tokamak.runner.dummy import NULL_SLOT
 
 GRANT_COLUMNS = 4
 
+GRANTS_A_COPY = 16
+"""Grants are copied by so many, so that there are few lengths of copies."""
+
 
 class _Half:
     """One of two host copies of the arena; it may be written once its last copy has been read."""
@@ -120,6 +123,9 @@ class InputArena:
         """Known and sampled tokens of every slot, int32 [slots, positions]."""
         self.tables = BlockTables(len(groups), slots, max_blocks, device)
         self._reach = np.zeros(max_requests, dtype=np.int32)
+        self._reached = (0, 0)
+        self._counting = np.arange(max_requests + 1, dtype=np.int32)
+        self._copies: dict[int, tuple[Tensor, dict[_Half, Tensor]]] = {}
         self._no_grants = self._packed.new_zeros((GRANT_COLUMNS, 0))
         self._decode_views: dict[tuple[int, int, int], _Views] = {}
         self._staged: _Staged | None = None
@@ -170,47 +176,54 @@ class InputArena:
             ArenaOverflow: the step is larger than the buffers.
             ShapeInvariant: the shape runs fewer rows than the plan has.
         """
-        lengths = plan.computed_before + plan.query_lens
-        longest = int(lengths.max(initial=0))
-        self._check(plan, shape, longest)
+        self._check(plan, shape)
         half = self._halves[self._turn]
         if half.copied is not None and not half.copied.query():
             self._waits.wait(half.copied.synchronize)
         self._turn = 1 - self._turn
         real, running = plan.scheduled_requests, shape.running_requests
-        member, starts = half.member, half.member["query_starts"]
+        member, starts, lengths = half.member, half.member["query_starts"], plan.lengths
         member["slots"][:real] = plan.slots
         member["computed_before"][:real] = plan.computed_before
         member["lengths"][:real] = lengths
-        starts[0] = 0
-        np.cumsum(plan.query_lens, out=starts[1 : real + 1])
         if running > real:
             member["slots"][real:running] = NULL_SLOT
             member["computed_before"][real:running] = 0
             member["lengths"][real:running] = max(shape.q_width, 1)
             member["sampled_slots"][real:running] = NULL_SLOT
             member["sampled_positions"][real:running] = 0
-            steps = np.arange(1, running - real + 1, dtype=np.int32)
+        sampled = len(plan.sampled_rows)
+        if shape.q_width == 1 and plan.scheduled_tokens == real:
+            # One token a row, padding included: rows and tokens are counted alike.
+            starts[: running + 1] = self._counting[: running + 1]
+            member["sampled_slots"][:real] = plan.slots
+            member["sampled_positions"][:real] = lengths
+            member["logit_rows"][:real] = self._counting[:real]
+            logit_rows = real
+        else:
+            starts[0] = 0
+            np.cumsum(plan.query_lens, out=starts[1 : real + 1])
+            steps = self._counting[1 : running - real + 1]
             starts[real + 1 : running + 1] = starts[real] + shape.q_width * steps
-        sampled = plan.sampled_rows
-        member["sampled_slots"][: len(sampled)] = plan.slots[sampled]
-        member["sampled_positions"][: len(sampled)] = lengths[sampled]
+            member["sampled_slots"][:sampled] = plan.slots[plan.sampled_rows]
+            member["sampled_positions"][:sampled] = lengths[plan.sampled_rows]
+            logit_rows = _stage_logit_rows(plan, starts, member["logit_rows"])
         self._staged = _Staged(
             half=half,
             requests=running,
             tokens=shape.running_tokens,
-            sampled=len(sampled),
-            logit_rows=_stage_logit_rows(plan, starts, member["logit_rows"]),
+            sampled=sampled,
+            logit_rows=logit_rows,
             grants=self._stage_grants(plan.grants, member["grants"]),
-            columns=self._columns(running, longest),
+            columns=self._columns(running, plan.longest_tokens),
         )
 
     def publish(self) -> None:
         """Copy what is staged to the device, without waiting for the copy."""
         staged = self._now()
-        used = self._layout["grants"].start + GRANT_COLUMNS * staged.grants
         half = staged.half
-        self._packed[:used].copy_(half.packed[:used], non_blocking=True)
+        target, sources = self._copy_of(-(-staged.grants // GRANTS_A_COPY))
+        target.copy_(sources[half], non_blocking=True)
         if half.copied is not None:
             half.copied.record()
 
@@ -241,22 +254,23 @@ class InputArena:
         )
         return inputs
 
+    def _copy_of(self, parts: int) -> tuple[Tensor, dict[_Half, Tensor]]:
+        """What is copied with so many parts of the grants: into which view, and from which one of each half."""
+        if parts not in self._copies:
+            used = self._layout["grants"].start + GRANT_COLUMNS * GRANTS_A_COPY * parts
+            sources = {half: half.packed[:used] for half in self._halves}
+            self._copies[parts] = (self._packed[:used], sources)
+        return self._copies[parts]
+
     def _now(self) -> _Staged:
         assert self._staged is not None, "no step is staged"
         return self._staged
 
-    def _check(self, plan: StepPlan, shape: StepShape, longest: int) -> None:
+    def _check(self, plan: StepPlan, shape: StepShape) -> None:
+        sizes = (shape.running_requests, shape.running_tokens, plan.longest_tokens)
         max_requests, max_tokens, max_model_len = self._limits
-        for what, size, room, option in (
-            ("request rows", shape.running_requests, max_requests, "max_num_seqs"),
-            ("token rows", shape.running_tokens, max_tokens, "max_num_batched_tokens"),
-            ("tokens in one request", longest, max_model_len, "max_model_len"),
-        ):
-            if size > room:
-                raise ArenaOverflow(
-                    f"step {plan.seq} has {size} {what}, and the input buffers hold {room}",
-                    hint=f"raise {option} to {size} or run smaller steps",
-                )
+        if sizes[0] > max_requests or sizes[1] > max_tokens or sizes[2] > max_model_len:
+            raise _overflow(plan, sizes, self._limits)
         real, running = plan.scheduled_tokens, shape.running_tokens
         if plan.scheduled_requests > shape.running_requests or real > running:
             raise ShapeInvariant(
@@ -272,6 +286,8 @@ class InputArena:
         much is written to the tables at once, one arena's room at a time: rare, and each round is a copy.
         """
         count = len(grants)
+        if not count:
+            return 0
         columns = (grants.groups, grants.slots, grants.entries, grants.block_ids)
         while count > self._grant_room:
             first = len(grants) - count
@@ -286,6 +302,9 @@ class InputArena:
     def _columns(self, running: int, longest: int) -> int:
         """Columns of the block tables to write: this step's, and those an earlier one left behind."""
         blocks = -(-longest // self._block_tokens)
+        if self._reached[0] >= running and self._reached[1] == blocks:
+            return blocks  # the step before left exactly these
+        self._reached = (running, blocks)
         reach = self._reach[:running]
         columns = max(blocks, int(reach.max(initial=0)))
         reach[:] = blocks
@@ -294,13 +313,13 @@ class InputArena:
     def _views(self, shape: StepShape, staged: _Staged) -> _Views:
         """Views for a size; those of uniform decode steps, few and used again, are kept."""
         if not shape.q_width:
-            return self._make_views(staged)
+            return self._make_views(staged, 0)
         size = (staged.requests, staged.tokens, staged.logit_rows)
         if size not in self._decode_views:
-            self._decode_views[size] = self._make_views(staged)
+            self._decode_views[size] = self._make_views(staged, shape.q_width)
         return self._decode_views[size]
 
-    def _make_views(self, staged: _Staged) -> _Views:
+    def _make_views(self, staged: _Staged, q_width: int) -> _Views:
         requests, tokens, member = staged.requests, staged.tokens, self._member
         rows: dict[str, PagedView] = {
             name: buffers.view(requests, tokens) for name, buffers in self._buffers.items()
@@ -311,6 +330,7 @@ class InputArena:
             query_starts=member["query_starts"][: requests + 1],
             logit_rows=member["logit_rows"][: staged.logit_rows],
             rows=rows,
+            q_width=q_width,
         )
         return _Views(
             inputs=inputs,
@@ -319,6 +339,18 @@ class InputArena:
             write_slots=self._write_slots[:, :tokens],
             block_tables=self._block_tables[:, :requests],
         )
+
+
+def _overflow(
+    plan: StepPlan, sizes: tuple[int, int, int], limits: tuple[int, int, int]
+) -> ArenaOverflow:
+    whats = ("request rows", "token rows", "tokens in one request")
+    options = ("max_num_seqs", "max_num_batched_tokens", "max_model_len")
+    at = next(at for at, (size, room) in enumerate(zip(sizes, limits, strict=True)) if size > room)
+    return ArenaOverflow(
+        f"step {plan.seq} has {sizes[at]} {whats[at]}, and the input buffers hold {limits[at]}",
+        hint=f"raise {options[at]} to {sizes[at]} or run smaller steps",
+    )
 
 
 def _lay_out(**lengths: int) -> tuple[dict[str, slice], int]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
 
@@ -190,8 +190,7 @@ def check_shape(shape: StepShape, *, req_graph: RequestBuckets, token_graph: Tok
             )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Verdict:
+class _Verdict(NamedTuple):
     """What the group runs: the same on every rank, with one entry per rank where ranks may differ."""
 
     mode: Mode
@@ -202,8 +201,7 @@ class _Verdict:
     wanted: int | None
 
 
-@dataclass(frozen=True, slots=True)
-class _Choice:
+class _Choice(NamedTuple):
     """A recorded bucket, or why there is none."""
 
     bucket: int | None
@@ -277,8 +275,10 @@ def _choose(
 
 def _draft_requests(group: Sequence[RankRow], graph: RequestBuckets, policy: Policy) -> int:
     """Rows of every rank's draft: the request bucket of the largest, or that many above the ladder (SH-18)."""
+    if not policy.drafts:
+        return 0
     largest = max(row.draft_rows for row in group)
-    if not policy.drafts or not largest:
+    if not largest:
         return 0
     bucket = graph.ladder.ceil(largest)
     return largest if bucket is None else bucket
@@ -291,12 +291,12 @@ def _check_plan(plan: StepPlan) -> None:
         raise _broken(
             f"prefill_rows is {plan.prefill_rows} in a plan of {plan.scheduled_requests} request rows"
         )
-    if len(decode) and (decode != decode[0]).any():
+    if np.count_nonzero(decode != decode[:1]):
         raise _broken(f"decode rows have {decode.tolist()} tokens; all must have the same number")
-    late = np.flatnonzero(plan.final_chunk[plan.prefill_rows :])
-    if len(late):
+    late = plan.final_chunk[plan.prefill_rows :]
+    if np.count_nonzero(late):
         raise _broken(
-            f"final_chunk is set in row {int(late[0]) + plan.prefill_rows}, behind the "
+            f"final_chunk is set in row {int(late.argmax()) + plan.prefill_rows}, behind the "
             f"{plan.prefill_rows} prefill rows"
         )
 

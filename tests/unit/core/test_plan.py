@@ -30,6 +30,7 @@ def test_a_plan_knows_its_sizes_and_how_long_its_requests_will_be():
     assert (plan.scheduled_requests, plan.scheduled_tokens) == (4, 11)
     assert plan.lengths.tolist() == [5, 7, 8, 10]
     assert plan.lengths.dtype == np.int32
+    assert plan.longest_tokens == 10
 
 
 def test_final_chunks_and_decode_rows_are_sampled():
@@ -47,11 +48,12 @@ def test_a_changed_plan_is_derived_anew():
 
     assert plan.scheduled_tokens == 14
     assert plan.lengths.tolist() == [6, 7, 9, 11]
+    assert plan.longest_tokens == 11
     assert plan.sampled_rows.tolist() == [0, 1, 2, 3]
 
 
 def test_an_empty_plan_has_no_rows():
     plan = StepPlan.empty(3)
 
-    assert (plan.scheduled_requests, plan.scheduled_tokens) == (0, 0)
+    assert (plan.scheduled_requests, plan.scheduled_tokens, plan.longest_tokens) == (0, 0, 0)
     assert plan.lengths.tolist() == plan.sampled_rows.tolist() == []

@@ -249,3 +249,21 @@ def test_rejected_tokens_shorten_what_the_host_knows_of_a_request():
 
     assert step.decode is not None
     assert step.decode.longest_tokens == 42
+
+
+def test_steps_of_request_buckets_are_told_apart_by_size_alone():
+    builder = a_builder()
+    plans = [a_decode_plan([9, 20]), a_decode_plan([9]), a_decode_plan([5], q_width=4)]
+    shapes = [
+        shape_of(plan, running_requests=size, mode=Mode.REQUEST_GRAPH)
+        for plan, size in zip(plans, (4, 2, 2), strict=True)
+    ]
+
+    steps = [attention_of(plan, shape, builder) for plan, shape in zip(plans, shapes, strict=True)]
+
+    sizes = [(step.decode.last_request, step.decode.last_token) for step in steps]
+    assert sizes == [(4, 4), (2, 2), (2, 8)]
+    assert [step.decode.longest_tokens for step in steps] == [MODEL_TOKENS] * 3
+    again = a_decode_plan([40, 41, 42])
+    shape = shape_of(again, running_requests=4, mode=Mode.REQUEST_GRAPH)
+    assert attention_of(again, shape, builder) is steps[0]

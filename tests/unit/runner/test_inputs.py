@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -15,7 +16,7 @@ from tests.support.preparation import a_decode_plan, an_arena, prepared, shape_o
 from tokamak.core.plan import Grants, StepPlan
 from tokamak.errors import ArenaOverflow, ShapeInvariant
 from tokamak.runner.dummy import dummy_plan
-from tokamak.runner.inputs import InputArena
+from tokamak.runner.inputs import GRANTS_A_COPY, InputArena
 
 BLOCK = 4
 
@@ -275,7 +276,7 @@ def test_views_of_decode_steps_are_made_once():
     assert first is second
 
 
-def test_the_published_prefix_ends_with_the_grants_in_use():
+def test_the_published_prefix_ends_with_the_part_of_the_grants_in_use():
     """One copy carries all members; what lies behind it keeps what it had."""
     arena: InputArena = an_arena()
     arena._packed.fill_(77)
@@ -286,7 +287,7 @@ def test_the_published_prefix_ends_with_the_grants_in_use():
 
     place = arena._layout["grants"]
     assert arena._packed[place.start : place.start + 4].tolist() == [0, 1, 0, 4]
-    assert set(arena._packed[place.start + 4 :].tolist()) == {77}
+    assert set(arena._packed[place.start + 4 * GRANTS_A_COPY :].tolist()) == {77}
 
 
 def test_the_groups_of_an_arena_are_told_apart():
@@ -307,3 +308,29 @@ def test_the_groups_of_an_arena_are_told_apart():
     assert keys.block_table[0, :2].tolist() == [0, 6]
     assert window.block_table[0, :2].tolist() == [8, 9]
     assert (keys.write_slots.tolist(), window.write_slots.tolist()) == ([6 * 4 + 1], [9 * 4 + 1])
+
+
+def test_a_row_that_sat_out_a_step_keeps_nothing_of_its_longer_table():
+    arena = an_arena()
+    arena.tables.tables[:, 2] = 9
+    long = a_decode_plan([3, 39], seq=0)
+    alone, beside = a_decode_plan([3], seq=1), a_decode_plan([3, 3], slots=[1, 3], seq=2)
+    for plan in (long, alone):
+        prepared(arena, plan, shape_of(plan))
+
+    step = prepared(arena, beside, shape_of(beside))
+
+    assert set(step.rows["keys"].block_table[1].tolist()) == {0}
+
+
+def test_chunks_of_one_token_are_sampled_only_where_they_are_final():
+    arena = an_arena()
+    plan = dummy_plan(prefill_tokens=2, decode_rows=1, context_tokens=1)
+    slots = np.array([1, 2, 3], dtype=np.int32)
+    plan = replace(plan, final_chunk=np.array([False, True, False]), slots=slots)
+
+    step = prepared(arena, plan, shape_of(plan))
+
+    assert plan.query_lens.tolist() == [1, 1, 1]
+    assert step.logit_rows.tolist() == [1, 2]
+    assert arena.sampled[0].tolist() == [2, 3]

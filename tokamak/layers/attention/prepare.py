@@ -28,6 +28,8 @@ class AttnBuilder:
         self._max_model_len = max_model_len
         rows = torch.arange(max_requests + 1, dtype=torch.int32, device=device)
         self._uniform_starts: dict[int, Tensor] = {width: rows * width for width in widths}
+        self._recorded: dict[tuple[int, int], AttnStep] = {}
+        """The steps of request buckets, by request and token rows: nothing else of a plan is in them."""
 
     def prepare(
         self, plan: StepPlan, shape: StepShape, inputs: StepInputs, rejected: Int32s | None
@@ -38,9 +40,9 @@ class AttnBuilder:
         nobody waited for them, and the plan's lengths are upper bounds.
         """
         prefill_requests = plan.prefill_rows
-        lengths = plan.computed_before + plan.query_lens
-        if rejected is not None:
-            lengths = lengths - rejected
+        if not prefill_requests and shape.mode is Mode.REQUEST_GRAPH:
+            return self._recorded_decode(shape)
+        lengths = plan.lengths if rejected is None else plan.lengths - rejected
         if not prefill_requests:
             # Beside a peer that prefills, rows are not padded as requests: the bucket's end belongs to nobody.
             beside = shape.q_width == 0
@@ -49,9 +51,7 @@ class AttnBuilder:
                 first_token=0,
                 running_requests=plan.scheduled_requests if beside else shape.running_requests,
                 running_tokens=plan.scheduled_tokens if beside else shape.running_tokens,
-                longest_tokens=self._max_model_len
-                if shape.mode is Mode.REQUEST_GRAPH
-                else int(lengths.max()),
+                longest_tokens=int(lengths.max()),
             )
             return AttnStep(prefill=None, decode=decode)
         prefill_tokens = int(plan.query_lens[:prefill_requests].sum(dtype=np.int64))
@@ -72,6 +72,20 @@ class AttnBuilder:
             longest_prefill_tokens=int(lengths[:prefill_requests].max()),
             longest_decode_tokens=int(lengths[prefill_requests:].max()),
         )
+
+    def _recorded_decode(self, shape: StepShape) -> AttnStep:
+        """A step that replays a request bucket: padding requests included, and as long as any can be."""
+        size = (shape.running_requests, shape.running_tokens)
+        if size not in self._recorded:
+            decode = self.prepare_decode(
+                first_request=0,
+                first_token=0,
+                running_requests=shape.running_requests,
+                running_tokens=shape.running_tokens,
+                longest_tokens=self._max_model_len,
+            )
+            self._recorded[size] = AttnStep(prefill=None, decode=decode)
+        return self._recorded[size]
 
     def prepare_prefill(
         self,
