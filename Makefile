@@ -66,8 +66,10 @@ rest: .venv-test ## the CPU tests that `check` leaves out
 wheel: .venv-test ## the wheel in an empty environment, tried from another folder
 	$(TEST)python tools/wheel.py
 
-gpu:            ## tests that need a device, with the python that is there
-	$(PYTHON) -m pytest -q -m "gpu or multigpu" tests
+gpu:            ## device tests and benchmarks, with the python that is there; writes records
+	$(PYTHON) -m pytest -q -p no:benchmark -p no:xdist -m "gpu or multigpu" tests/gpu
+	$(PYTHON) -m benchmarks.engine.offline --record h200-offline
+	$(PYTHON) -m benchmarks.serving.gpu_serve --record h200-serve
 
 sizes:          ## the longest files and functions
 	@$(PYTHON) tools/sizes.py

@@ -58,7 +58,7 @@ def one_start(model: str) -> dict[str, float]:
     command = [sys.executable, "-m", "tokamak", "serve", model, "--port", str(port)]
     with subprocess.Popen(command, stderr=subprocess.DEVNULL) as server:
         try:
-            wait_ready(port)
+            wait_ready(port, server)
             ready_s = time.perf_counter() - begun
             first_token(port)
             first_token_s = time.perf_counter() - begun
@@ -68,9 +68,11 @@ def one_start(model: str) -> dict[str, float]:
     return {"ready_s": round(ready_s, 3), "first_token_s": round(first_token_s, 3)}
 
 
-def wait_ready(port: int) -> None:
-    """Ask until the server is ready, at most two minutes."""
+def wait_ready(port: int, server: subprocess.Popen[bytes]) -> None:
+    """Ask until the server is ready, at most two minutes and as long as it lives."""
     for _ in range(12_000):
+        if server.poll() is not None:
+            raise RuntimeError(f"the server ended with {server.returncode}")
         connection = http.client.HTTPConnection("127.0.0.1", port, timeout=5)
         try:
             connection.request("GET", "/health/ready")
@@ -97,6 +99,24 @@ def first_token(port: int) -> None:
             "content"
         ):
             break
+    connection.close()
+
+
+def first_token_of_ids(port: int, prompt: list[int]) -> None:
+    """Stream a completion of token ids up to its first event."""
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
+    body = {
+        "prompt": prompt,
+        "temperature": 0,
+        "ignore_eos": True,
+        "stream": True,
+        "max_tokens": 16,
+    }
+    headers = {"Content-Type": "application/json"}
+    connection.request("POST", "/v1/completions", json.dumps(body), headers)
+    answer = connection.getresponse()
+    assert answer.status == 200, answer.read()
+    assert any(line.startswith(b"data: {") for line in answer), "the stream ended without an event"
     connection.close()
 
 

@@ -347,13 +347,18 @@ def test_prompt_logprobs_have_an_entry_per_prompt_token(server):
     assert entries[1]["98"]["decoded_token"] == "b"
 
 
-def test_usage_so_far_comes_with_every_chunk_on_request(server):
+def test_usage_so_far_comes_with_every_chunk_on_request():
     options = {"include_usage": True, "continuous_usage_stats": True}
-    events = stream_events(
-        server.complete("abc", max_tokens=3, stream=True, stream_options=options)
-    )
+    with serving(token_s=0.02) as server:
+        events = stream_events(
+            server.complete("abc", max_tokens=8, stream=True, stream_options=options)
+        )
 
-    assert [event["usage"]["completion_tokens"] for event in events] == [1, 2, 3, 3]
+    counts = [event["usage"]["completion_tokens"] for event in events]
+    lengths = [len(event["choices"][0]["text"]) for event in events[:-1]]
+    assert counts[:-1] == [sum(lengths[: at + 1]) for at in range(len(lengths))]
+    assert len(lengths) > 2
+    assert counts[-2:] == [8, 8]
 
 
 def test_a_failure_under_way_is_an_error_event_and_no_done():

@@ -120,6 +120,8 @@ async def start_engine(
     try:
         tokenizer, template = await asyncio.to_thread(load, config.model)
         ready = await process.wait_ready()
+        parts = ", ".join(f"{part} {seconds:.2f}" for part, seconds in ready.load_s.items())
+        logger.info("the engine loaded; seconds: %s", parts)
     except BaseException:
         process.kill()
         raise
