@@ -4,7 +4,8 @@
 
 Heads are Qwen3-0.6B's (16 query and 8 key heads), Llama-3-8B's (32/8) and Qwen3-30B-A3B's (32/4), all of 128 in
 bfloat16, blocks of 16 tokens. Decode: contexts around 1,100 tokens, block tables of 40,960; calls over the caches of
-many layers are recorded in one graph, so keys come from memory; a figure is one call, its graph node included. Prefill:
+many layers are recorded in one graph, so keys come from memory; a figure is one call, its graph nodes included. Forms
+are those of the kernel that rotates, caches and attends; "apart" are rotation and attention as two. Prefill:
 whole prompts, and chunks behind a prefix; beside it, gathered keys with PyTorch's fused attention. Forms are compiled
 by several processes before anything is timed. Every form is compared with the reference; the best
 forms come last.
@@ -19,6 +20,7 @@ import statistics
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from functools import lru_cache, partial
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -34,14 +36,18 @@ from tokamak.ops.paged_attention.triton_decode import (
     IN_ORDER,
     DecodeForm,
     choose_form,
-    paged_decode,
     splits_of,
 )
 from tokamak.ops.paged_attention.triton_prefill import PrefillForm, paged_prefill
 from tokamak.ops.paged_attention.triton_prefill import choose_form as choose_prefill
 from tokamak.ops.paged_attention.triton_sm90 import OVERLAPPED
+from tokamak.ops.rope.triton import triton_rotate_and_cache
+from tokamak.ops.rotate_cache_attend import rotate_cache_attend
+from tokamak.ops.rotate_cache_attend.triton import TritonDecode
 
 HEADS = {"0.6B": (16, 8), "8B": (32, 8), "30B": (32, 4)}
+NORMED = ("0.6B", "30B")
+"""Models that norm heads."""
 DIM, BLOCK_TOKENS, TABLE_TOKENS = 128, 16, 40960
 BATCHES = (1, 8, 32, 128, 256)
 CONTEXT = (1024, 1152)
@@ -58,7 +64,7 @@ PROMPTS = {
 }
 FEW_FORMS = [
     DecodeForm(0, tile, warps, 3, merge, ahead)
-    for tile, warps in [(16, 1), (32, 1), (32, 2), (64, 4)]
+    for tile, warps in [(16, 1), (32, 2), (32, 4), (64, 4)]
     for merge in ("here", "after")
     for ahead in (False, True)
 ]
@@ -134,7 +140,7 @@ def _table(lengths: list[int], width: int) -> Tensor:
 class Decode:
     """Decode calls of one model and batch, over many layers' caches."""
 
-    def __init__(self, heads: int, kv_heads: int, requests: int) -> None:
+    def __init__(self, heads: int, kv_heads: int, requests: int, *, norms: bool) -> None:
         chance = torch.Generator().manual_seed(requests)
         lengths = torch.randint(*CONTEXT, (requests,), generator=chance, dtype=torch.int32)
         self.table = _table(lengths.tolist(), TABLE_TOKENS // BLOCK_TOKENS)
@@ -143,26 +149,44 @@ class Decode:
         layers = min(max(CACHES_BYTES // self.bytes, 3), MOST_LAYERS)
         self.caches = _caches(blocks, kv_heads, layers)
         self.lengths = lengths.cuda()
-        self.q = torch.randn((requests, heads, DIM), device="cuda", dtype=torch.bfloat16)
-        self.out = torch.empty_like(self.q)
+        self.starts = torch.arange(requests + 1, dtype=torch.int32, device="cuda")
+        self.positions = self.lengths - 1
+        blocks_at = self.table.gather(1, (self.positions // BLOCK_TOKENS).long()[:, None])[:, 0]
+        self.slots = blocks_at.long() * BLOCK_TOKENS + self.positions % BLOCK_TOKENS
+        width = (heads + 2 * kv_heads) * DIM
+        self.qkv = torch.randn((requests, width), device="cuda", dtype=torch.bfloat16)
+        angles = torch.rand((TABLE_TOKENS, DIM // 2), device="cuda") * 6.3
+        self.cos_sin = torch.cat([angles.cos(), angles.sin()], dim=1)
+        weight = torch.rand(DIM, device="cuda", dtype=torch.bfloat16) + 0.5
+        self.norms = (weight, weight) if norms else (None, None)
+        self.out = torch.empty((requests, heads, DIM), device="cuda", dtype=torch.bfloat16)
 
-    def call(self, form: DecodeForm, layer: int, launch: Launch | None = None) -> None:
-        """One layer."""
-        k, v = self.caches[layer]
-        paged_decode(
-            self.q, k, v, self.table, self.lengths, 1, DIM**-0.5, 0, self.out, form, launch or _launch()
+    def _arguments(self, layer: int) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
+        """What rotation takes, and what attention takes after the caches."""
+        rotation = (
+            self.qkv, self.positions, self.cos_sin, *self.caches[layer], self.slots, *self.norms, 1e-6,
         )  # fmt: skip
+        return rotation, (self.table, self.lengths, self.starts, 1, DIM**-0.5, 0, self.out)
+
+    def call(self, form: DecodeForm | None, layer: int, launch: Launch | None = None) -> None:
+        """One layer."""
+        rotation, attention = self._arguments(layer)
+        TritonDecode(launch or _launch(), form).rotate_cache_attend(*rotation, *attention)
+
+    def apart(self, layer: int) -> None:
+        """One layer, in two launches."""
+        rotation, attention = self._arguments(layer)
+        q = triton_rotate_and_cache(*rotation)
+        TritonAttention(_launch()).paged_attention(q, *self.caches[layer], *attention)
 
     def reference(self) -> None:
         """The first layer."""
-        k, v = self.caches[0]
-        starts = torch.arange(len(self.lengths) + 1, dtype=torch.int32, device="cuda")
-        paged_attention(self.q, k, v, self.table, self.lengths, starts, 1, DIM**-0.5, 0, self.out)
+        rotation, attention = self._arguments(0)
+        rotate_cache_attend.reference(*rotation, *attention)
 
-    def seconds(self, form: DecodeForm, launch: Launch | None = None) -> float:
-        """One call."""
-        layers = range(len(self.caches))
-        return _timed([partial(self.call, form, layer, launch) for layer in layers])
+    def seconds(self, call: Callable[[int], None]) -> float:
+        """One call, which takes the layer."""
+        return _timed([partial(call, layer) for layer in range(len(self.caches))])
 
 
 class Prefill:
@@ -255,7 +279,7 @@ def _compile(at: int, workers: int, kinds: list[str], models: list[str]) -> None
     for name in models:
         heads, kv_heads = HEADS[name]
         if "decode" in kinds:
-            one = Decode(heads, kv_heads, 1)
+            one = Decode(heads, kv_heads, 1, norms=name in NORMED)
             forms = {form for n in BATCHES for form in _decode_forms(n, kv_heads)}
             jobs += [
                 partial(one.call, form, 0)
@@ -286,7 +310,7 @@ def _on_device(call: Callable[..., object], *arguments: object) -> None:
 
 
 def check() -> None:
-    """Compare the backend with the reference over the cases."""
+    """Compare the backend of paged attention with the reference over the cases."""
     on_device = partial(_on_device, TritonAttention(_launch()).paged_attention)
     gaps = {
         str(case): difference(case.outcome(on_device), case.outcome(paged_attention))
@@ -324,7 +348,7 @@ def decode_table(models: list[str], *, quick: bool) -> list[str]:
     lines = []
     for model, requests in itertools.product(models, BATCHES):
         heads, kv_heads = HEADS[model]
-        step = Decode(heads, kv_heads, requests)
+        step = Decode(heads, kv_heads, requests, norms=model in NORMED)
         chosen = choose_form(requests, kv_heads, 2 * DIM, torch.device("cuda", 0))
         others = [] if quick else _decode_forms(requests, kv_heads)
         forms = [chosen, *(form for form in others if form != chosen)]
@@ -332,13 +356,15 @@ def decode_table(models: list[str], *, quick: bool) -> list[str]:
         calls = {form: call for form, call in calls.items() if not _obstacle(call)}
         if requests <= 32:
             _check_forms(step.out, step.reference, calls.items())
-        timed = {form: step.seconds(form) for form in calls}
+        timed = {form: step.seconds(partial(step.call, form)) for form in calls}
         best = sorted(timed, key=lambda form: timed[form])
+        in_order = step.seconds(partial(step.call, chosen, launch=IN_ORDER))
         after = [form for form in best if form.merge == "after"][:1]
         loop = [form for form in best if not form.ahead][:1]
         labelled = [
             ("chosen", chosen, timed[chosen]),
-            ("chosen, in order", chosen, step.seconds(chosen, IN_ORDER)),
+            ("chosen, in order", chosen, in_order),
+            ("chosen, apart", chosen, step.seconds(step.apart)),
             *(("best", form, timed[form]) for form in best[:4]),
             *(("best after", form, timed[form]) for form in after),
             *(("best in a loop", form, timed[form]) for form in loop),

@@ -17,9 +17,12 @@ import numpy as np
 import torch
 
 from tests.support.interpreted import mend_interpreter
+from tests.support.op_cases import gap
 from tokamak.ops.case import difference
 from tokamak.ops.paged_attention.cases import paged_attention_cases
 from tokamak.ops.paged_attention.reference import paged_attention
+from tokamak.ops.rotate_cache_attend import rotate_cache_attend
+from tokamak.ops.rotate_cache_attend.cases import rotate_cache_attend_cases
 
 ROOT = Path(__file__).resolve().parents[2]
 FORMS = (
@@ -27,9 +30,19 @@ FORMS = (
 )  # fmt: skip
 
 
-def interpreted_forms() -> dict[str, dict[str, float]]:
+DECODE_FORMS = (
+    "chosen",
+    "three splits",
+    "three splits ahead",
+    "four splits merged afterwards",
+    "one split ahead",
+)
+"""Of rotate_cache_attend."""
+
+
+def interpreted_forms(op: str = "paged_attention") -> dict[str, dict[str, float]]:
     """By form, the largest difference of each case over its tolerance; `counters` of zero and others."""
-    command = [sys.executable, "-m", "tests.support.interpreted_attention"]
+    command = [sys.executable, "-m", "tests.support.interpreted_attention", op]
     environment = os.environ | {"TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"}
     done = subprocess.run(
         command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False
@@ -86,9 +99,34 @@ def _forms() -> dict[str, Callable[..., None]]:
     return dict(zip(FORMS, kinds, strict=True))
 
 
-def _main() -> None:
-    mend_interpreter()
-    mend_dots()
+def _decode_forms() -> dict[str, Callable[..., None]]:
+    """What each form of rotate_cache_attend calls."""
+    from tokamak.ops.paged_attention.triton_decode import DecodeForm
+    from tokamak.ops.rotate_cache_attend.triton import TritonDecode
+
+    forms = (
+        None,
+        DecodeForm(3, 32, 4, 3, "here"),
+        DecodeForm(3, 32, 2, 3, "here", ahead=True),
+        DecodeForm(4, 16, 4, 3, "after", ahead=True),
+        DecodeForm(1, 64, 4, 3, "here", ahead=True),
+    )
+    calls = (TritonDecode(form=form).rotate_cache_attend for form in forms)
+    return dict(zip(DECODE_FORMS, calls, strict=True))
+
+
+def _of_decode() -> dict[str, dict[str, float]]:
+    gaps: dict[str, dict[str, float]] = {form: {} for form in DECODE_FORMS}
+    forms = _decode_forms()
+    for case in rotate_cache_attend_cases:
+        expected = case.outcome(rotate_cache_attend.reference)
+        for form, call in forms.items():
+            if form == "chosen" or "float32" in case.name:
+                gaps[form][case.name] = gap(case.outcome(call), expected) / case.tolerance
+    return gaps
+
+
+def _of_attention() -> dict[str, dict[str, float]]:
     gaps: dict[str, dict[str, float]] = {form: {} for form in FORMS}
     forms = _forms()
     for case in paged_attention_cases:
@@ -99,6 +137,13 @@ def _main() -> None:
             fits = q.dtype == torch.float32 and len(q) and (q_width or "split" not in form)
             if form == "chosen" or fits:
                 gaps[form][case.name] = difference(case.outcome(call), expected) / case.tolerance
+    return gaps
+
+
+def _main(op: str) -> None:
+    mend_interpreter()
+    mend_dots()
+    gaps = _of_attention() if op == "paged_attention" else _of_decode()
     from tokamak.ops.paged_attention.triton_decode import arrivals
 
     counters = arrivals(torch.device("cpu"))
@@ -108,4 +153,4 @@ def _main() -> None:
 
 
 if __name__ == "__main__":
-    _main()
+    _main(*sys.argv[1:])

@@ -100,6 +100,7 @@ def a_context(
         wanted=None,
     )
     inputs = _inputs(chunks, requests, tokens, block_tokens, group)
+    inputs.q_width = shape.q_width
     widest = 1 + max(chunk.computed + len(chunk.token_ids) for chunk in chunks)
     builder = AttnBuilder(
         torch.device("cpu"), max_requests=requests, max_model_len=widest, widths=(1,)

@@ -6,16 +6,16 @@ Binding happens once, here; the choices made are what `tokamak doctor` prints.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
-from typing import ParamSpec, TypeVar
+from typing import Any, ParamSpec, TypeVar
 
 import torch
 
 from tokamak.core.weight import Weight
 from tokamak.device.facts import DeviceFacts
 from tokamak.ops.linear import PackedLinear, pack_with_reason
-from tokamak.ops.registry import Choice, Op
+from tokamak.ops.registry import REFERENCE, Choice, Op
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -50,6 +50,20 @@ class Build:
         if live:
             self.live.add(op.name)
         return call
+
+    def bind_joined(
+        self, op: Op[P, R], parts: Collection[Op[..., Any]], *, live: bool = False
+    ) -> Callable[P, R] | None:
+        """The backend of an op that does at once what `parts` do; None where calling them is as good.
+
+        That is where no kernel of it fits, or where a backend of one of them was asked for.
+        """
+        if op.name not in self.prefer:
+            if any(part.name in self.prefer for part in parts):
+                return None
+            if op.bind(self.facts)[1].backend == REFERENCE:
+                return None
+        return self.bind(op, live=live)
 
     def enroll(self, layer: object) -> int:
         """A number under which the body of an eager region finds a layer in the step's context."""

@@ -14,6 +14,7 @@ from tokamak.ops import (
     norm,
     paged_attention,
     rope,
+    rotate_cache_attend,
     sample,
     step_prep,
 )
@@ -27,6 +28,7 @@ OP_PACKAGES = (
     norm,
     paged_attention,
     rope,
+    rotate_cache_attend,
     sample,
     step_prep,
 )
@@ -54,6 +56,8 @@ BACKEND_MODULES = {
         "tokamak.ops.paged_attention.triton_sm90",
         "tokamak.ops.paged_attention.triton",
         "tokamak.ops.rope.triton",
+        "tokamak.ops.rotate_cache_attend.triton_sm90",
+        "tokamak.ops.rotate_cache_attend.triton",
         "tokamak.ops.sample.triton",
         "tokamak.ops.step_prep.triton",
     ),

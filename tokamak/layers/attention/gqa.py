@@ -1,12 +1,12 @@
 """Grouped-query attention over a paged cache: project, norm, rotate, cache, attend, project.
 
 All of it can be recorded at the height of a bucket but the attending: rows of a step with prefill attend over
-what the live context says, in an eager region.
+what the live context says, in an eager region. In a step of decode rows alone the region takes them as they were
+projected, where the device has a kernel that rotates, caches and attends at once.
 """
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor
 
 from tokamak.core.context import StepContext, current
@@ -19,18 +19,26 @@ from tokamak.layers.rows import cut, hand_back
 from tokamak.layers.vector import Vector
 from tokamak.ops.paged_attention import paged_attention
 from tokamak.ops.rope import rotate_and_cache
+from tokamak.ops.rotate_cache_attend import rotate_cache_attend
 
 GROUP = "keys"
 """The cache group that `keys` and `values` form, named after its first sub-cache."""
 
 
 @eager_region("gqa_attention", outs=("out",))
-def gqa_attention(q: Tensor, out: Tensor, layer: int) -> None:
-    """Attend with the layer of that number in the installed context. q, out: [tokens, heads, head_dim]."""
+def gqa_attention(rows: Tensor, out: Tensor, layer: int) -> None:
+    """Attend with the layer of that number in the installed context.
+
+    rows: rotated queries [tokens, heads, head_dim]; or decode rows as they were projected, [tokens,
+    (heads + 2 * kv_heads) * head_dim]. out: [tokens, heads, head_dim].
+    """
     context = current()
     attention = context.layers[layer]
     assert isinstance(attention, GroupedQueryAttention), f"layer {layer} is {attention!r}"
-    attention.attend(q, out, context)
+    if rows.dim() == out.dim():
+        attention.attend(rows, out, context)
+    else:
+        attention.decode(rows, out, context)
 
 
 class GroupedQueryAttention:
@@ -64,13 +72,16 @@ class GroupedQueryAttention:
         self.out = Linear(build, heads * head_dim, (width,), bias=out_bias)
         self.q_norm = Vector(build, (head_dim,), around=1.0) if head_norms else None
         self.k_norm = Vector(build, (head_dim,), around=1.0) if head_norms else None
-        self._out_width = heads * head_dim
+        self._heads, self._head_dim = heads, head_dim
         self._cos_sin = cos_sin
         self._eps = eps
         self._scale = head_dim**-0.5
         self._window_tokens = window_tokens
         self._rotate_and_cache = build.bind(rotate_and_cache)
         self._paged_attention = build.bind(paged_attention, live=True)
+        self._rotate_cache_attend = build.bind_joined(
+            rotate_cache_attend, (rotate_and_cache, paged_attention), live=True
+        )
         self._number = build.enroll(self)
         self._keys: Tensor | None = None
         self._values: Tensor | None = None
@@ -90,20 +101,29 @@ class GroupedQueryAttention:
         keys, values = self._keys, self._values
         assert keys is not None, "attention was called before its caches were bound"
         assert values is not None, "attention was called before its caches were bound"
-        q = self._rotate_and_cache(
-            self.qkv.after_norm(x, residual, norm),
-            step.positions,
-            self._cos_sin,
-            keys,
-            values,
-            step.rows[GROUP].write_slots,
+        rows = self.qkv.after_norm(x, residual, norm)
+        if not step.q_width or self._rotate_cache_attend is None:
+            rows = self._rotate_and_cache(
+                rows,
+                step.positions,
+                self._cos_sin,
+                keys,
+                values,
+                step.rows[GROUP].write_slots,
+                *self._norms,
+                self._eps,
+            )
+        out = rows.new_empty((rows.shape[0], self._heads, self._head_dim))
+        gqa_attention(rows, out, self._number)
+        return self.out.into(out.view(-1, self._heads * self._head_dim), residual)
+
+    @property
+    def _norms(self) -> tuple[Tensor | None, Tensor | None]:
+        """Weights of the head norms."""
+        return (
             None if self.q_norm is None else self.q_norm.values,
             None if self.k_norm is None else self.k_norm.values,
-            self._eps,
         )
-        out = torch.empty_like(q)
-        gqa_attention(q, out, self._number)
-        return self.out.into(out.view(-1, self._out_width), residual)
 
     def attend(self, q: Tensor, out: Tensor, context: StepContext) -> None:
         """The body of the region: one call for prefill rows, one for decode rows, padding filled.
@@ -128,4 +148,39 @@ class GroupedQueryAttention:
                 self._window_tokens,
                 mixed,
             )
+        hand_back(context, out)
+
+    def decode(self, qkv: Tensor, out: Tensor, context: StepContext) -> None:
+        """The body of the region for decode rows as they were projected: rotate, cache and attend in one call.
+
+        qkv: [tokens, (heads + 2 * kv_heads) * head_dim]. out: [tokens, heads, head_dim].
+        """
+        keys, values, rows = self._keys, self._values, context.inputs.rows[GROUP]
+        assert keys is not None, "attention was called before its caches were bound"
+        assert values is not None, "attention was called before its caches were bound"
+        attn, half, attend = context.attn, context.attn.decode, self._rotate_cache_attend
+        assert attn.prefill is None, "prefill rows came unrotated"
+        assert half is not None, "a step without rows attends"
+        assert attend is not None, "rows came unrotated, and nothing is bound that rotates them"
+        projected, mixed, positions, slots = cut(
+            half, qkv, out, context.inputs.positions, rows.write_slots
+        )
+        blocks = -(-half.longest_tokens // rows.block_tokens)
+        attend(
+            projected,
+            positions,
+            self._cos_sin,
+            keys,
+            values,
+            slots,
+            *self._norms,
+            self._eps,
+            rows.block_table[half.requests, :blocks],
+            rows.lengths[half.requests],
+            half.query_starts,
+            half.q_width,
+            self._scale,
+            self._window_tokens,
+            mixed,
+        )
         hand_back(context, out)

@@ -52,24 +52,24 @@ IN_ORDER: Mapping[str, object] = {"START": _nothing, "READY": _nothing}
 
 
 @triton.jit
-def _attend_tile(
+def attend_tile(
     q,
     k,
     v,
     at,
-    positions,
+    newest,
+    oldest,
     most,
     total,
     mixed,
     scale,
-    window,
     WINDOWED: tl.constexpr,
-):
-    """Go on with a running softmax over one tile of keys, which stand `at` these positions."""
+) -> tuple[tl.tensor, tl.tensor, tl.tensor]:
+    """Go on with a running softmax over a tile of keys `at` some positions; rows see `newest`, and back to `oldest`."""
     scores = tl.dot(q, tl.trans(k.to(q.dtype)), input_precision="ieee") * scale
-    seen = at[None, :] <= positions[:, None]
+    seen = at[None, :] <= newest[:, None]
     if WINDOWED:
-        seen &= at[None, :] > positions[:, None] - window
+        seen &= at[None, :] >= oldest[:, None]
     scores = tl.where(seen, scores, NEVER)
     larger = tl.maximum(most, tl.max(scores, axis=1))
     shares = tl.exp2(scores - larger[:, None])
@@ -80,7 +80,7 @@ def _attend_tile(
 
 
 @triton.jit
-def _merge_rows(
+def merge_rows(
     partial_ptr,
     out_ptr,
     pair,
@@ -96,7 +96,7 @@ def _merge_rows(
     SPLITS: tl.constexpr,
     WIDE_SPLITS: tl.constexpr,
     MERGE_ROWS: tl.constexpr,
-):
+) -> None:
     """Add up the splits of some query rows, each by its share of the softmax. `out_ptr`: of the pair's first row."""
     splits = tl.arange(0, WIDE_SPLITS)
     rows = row + tl.arange(0, MERGE_ROWS)
@@ -195,6 +195,7 @@ def _paged_decode_kernel(
     head64 = head.to(tl.int64)
     tokens = request.to(tl.int64) * Q_WIDTH
     positions = length - Q_WIDTH + rows // GROUPS
+    oldest = positions - window + 1
     k_base = k_ptr + head64 * stride_k_head + cols[None, :]
     v_base = v_ptr + head64 * stride_v_head + cols[None, :]
     row_in_block = in_tile % BLOCK_TOKENS
@@ -221,8 +222,8 @@ def _paged_decode_kernel(
             new = ((at >= length - Q_WIDTH) & (at < length))[:, None] & inside[None, :]
             k = tl.load(k_at, mask=new, other=k)
             v = tl.load(v_at, mask=new, other=v)
-        most, total, mixed = _attend_tile(
-            q, k, v, at, positions, most, total, mixed, scale * LOG2E, window, WINDOWED
+        most, total, mixed = attend_tile(
+            q, k, v, at, positions, oldest, most, total, mixed, scale * LOG2E, WINDOWED
         )
         tile += SPLITS
     else:
@@ -241,8 +242,8 @@ def _paged_decode_kernel(
             v_base + place * stride_v_block + row_at[:, None] * stride_v_row, mask=there, other=0.0
         )
         blocks = tl.load(table + at_next // BLOCK_TOKENS, mask=at_next < length, other=0)
-        most, total, mixed = _attend_tile(
-            q, k, v, at, positions, most, total, mixed, scale * LOG2E, window, WINDOWED
+        most, total, mixed = attend_tile(
+            q, k, v, at, positions, oldest, most, total, mixed, scale * LOG2E, WINDOWED
         )
     out = out_ptr + tokens * stride_out_token + head64 * GROUPS * stride_out_head
     if used == 1:
@@ -267,7 +268,7 @@ def _paged_decode_kernel(
             before = tl.atomic_add(arrived_ptr + pair, 1, sem="acq_rel", scope="gpu")
             if before == used - 1:
                 for row in range(0, Q_ROWS, MERGE_ROWS):
-                    _merge_rows(
+                    merge_rows(
                         partial_ptr, out, pair, pairs, used, row, stride_out_token, stride_out_head,
                         DIM, WIDE_DIM, GROUPS, Q_ROWS, SPLITS, WIDE_SPLITS, MERGE_ROWS,
                     )  # fmt: skip
@@ -275,7 +276,7 @@ def _paged_decode_kernel(
 
 
 @triton.jit(do_not_specialize=VARYING, do_not_specialize_on_alignment=SLICED)
-def _merge_splits_kernel(
+def merge_splits_kernel(
     partial_ptr,
     lengths_ptr,
     out_ptr,
@@ -287,6 +288,7 @@ def _merge_splits_kernel(
     WIDE_DIM: tl.constexpr,
     GROUPS: tl.constexpr,
     Q_WIDTH: tl.constexpr,
+    APART: tl.constexpr,
     TILE: tl.constexpr,
     SPLITS: tl.constexpr,
     WIDE_SPLITS: tl.constexpr,
@@ -294,7 +296,8 @@ def _merge_splits_kernel(
     WINDOWED: tl.constexpr,
     START: tl.constexpr,
     READY: tl.constexpr,
-):
+) -> None:
+    """Merge a pair's splits; the newest APART rows were in no tile."""
     START()
     pair = tl.program_id(0)
     request, head = pair // kv_heads, pair % kv_heads
@@ -302,12 +305,12 @@ def _merge_splits_kernel(
     first = 0
     if WINDOWED:
         first = tl.maximum(length - Q_WIDTH + 1 - window, 0) // TILE
-    used = tl.minimum(tl.cdiv(length, TILE) - first, SPLITS)
+    used = tl.minimum(tl.cdiv(length - APART, TILE) - first, SPLITS)
     READY()
     if used > 1:
         out = out_ptr + request.to(tl.int64) * Q_WIDTH * stride_out_token
         out += head.to(tl.int64) * GROUPS * stride_out_head
-        _merge_rows(
+        merge_rows(
             partial_ptr, out, pair, tl.num_programs(0), used, tl.program_id(1) * MERGE_ROWS,
             stride_out_token, stride_out_head,
             DIM, WIDE_DIM, GROUPS, GROUPS * Q_WIDTH, SPLITS, WIDE_SPLITS, MERGE_ROWS,
@@ -416,9 +419,6 @@ def paged_decode(
     pairs, rows = requests * kv_heads, groups * q_width
     splits, wide_splits = form.splits, triton.next_power_of_2(form.splits)
     wide_dim = max(triton.next_power_of_2(head_dim), 16)
-    merge_rows = min(
-        triton.next_power_of_2(rows), max(MERGE_NUMBERS // (wide_splits * wide_dim), 1)
-    )
     arrived = arrivals(q.device) if form.merge == "here" and pairs <= COUNTERS else None
     here = arrived is not None
     partial = out
@@ -435,14 +435,39 @@ def paged_decode(
         block_table.stride(0), out.stride(0), out.stride(1),
         DIM=head_dim, WIDE_DIM=wide_dim, GROUPS=groups, Q_WIDTH=q_width,
         ROWS=max(triton.next_power_of_2(rows), 16), BLOCK_TOKENS=block_tokens, TILE=form.tile,
-        SPLITS=splits, WIDE_SPLITS=wide_splits, MERGE_ROWS=merge_rows,
+        SPLITS=splits, WIDE_SPLITS=wide_splits, MERGE_ROWS=rows_to_merge(splits, rows, wide_dim),
         WINDOWED=window > 0, MERGE_HERE=here and splits > 1, AHEAD=form.ahead,
         num_warps=form.warps, num_stages=form.stages, **launch,
     )  # fmt: skip
     if splits > 1 and not here:
-        _merge_splits_kernel[(pairs, triton.cdiv(rows, merge_rows))](
-            partial, lengths, out, window, kv_heads, out.stride(0), out.stride(1),
-            DIM=head_dim, WIDE_DIM=wide_dim, GROUPS=groups, Q_WIDTH=q_width, TILE=form.tile,
-            SPLITS=splits, WIDE_SPLITS=wide_splits, MERGE_ROWS=merge_rows, WINDOWED=window > 0,
-            num_warps=4, **launch,
-        )  # fmt: skip
+        merge_splits(partial, lengths, out, kv_heads, q_width, 0, window, form, launch)
+
+
+def merge_splits(
+    partial: Tensor,
+    lengths: Tensor,
+    out: Tensor,
+    kv_heads: int,
+    q_width: int,
+    apart: int,
+    window: int,
+    form: DecodeForm,
+    launch: Mapping[str, object],
+) -> None:
+    """Launch the kernel that merges splits afterwards. apart: newest rows of a request that were in no tile."""
+    heads, head_dim = out.shape[1:]
+    groups = heads // kv_heads
+    rows, wide_dim = groups * q_width, max(triton.next_power_of_2(head_dim), 16)
+    merge_rows_each = rows_to_merge(form.splits, rows, wide_dim)
+    merge_splits_kernel[(lengths.shape[0] * kv_heads, triton.cdiv(rows, merge_rows_each))](
+        partial, lengths, out, window, kv_heads, out.stride(0), out.stride(1),
+        DIM=head_dim, WIDE_DIM=wide_dim, GROUPS=groups, Q_WIDTH=q_width, APART=apart, TILE=form.tile,
+        SPLITS=form.splits, WIDE_SPLITS=triton.next_power_of_2(form.splits),
+        MERGE_ROWS=merge_rows_each, WINDOWED=window > 0, num_warps=4, **launch,
+    )  # fmt: skip
+
+
+def rows_to_merge(splits: int, rows: int, wide_dim: int) -> int:
+    """Query rows whose splits a program holds at a time."""
+    held = triton.next_power_of_2(splits) * wide_dim
+    return int(min(triton.next_power_of_2(rows), max(MERGE_NUMBERS // held, 1)))
