@@ -82,7 +82,7 @@ def test_kernels_on_the_device_agree_with_the_reference(op, cases, name):
         assert gap <= case.tolerance, f"{op.name}: {case}"
 
 
-@pytest.mark.parametrize("rows", [1, 2, 4, 8, 16])
+@pytest.mark.parametrize("rows", [1, 2, 4, 8, 16, 32])
 @pytest.mark.parametrize(("features", "columns"), MATRICES)
 def test_matrices_of_real_models_are_as_exact_as_their_references(
     monkeypatch, rows, features, columns

@@ -25,13 +25,22 @@ from tokamak.ops.linear.few_rows_cases import (
     few_rows_into_cases,
     few_rows_linear_cases,
 )
-from tokamak.ops.linear.tile import FUSED_ROWS, MEASURED, Tile, fused_rows, row_class, tile_for
+from tokamak.ops.linear.tile import (
+    FUSED_ROWS,
+    MEASURED,
+    NORMED_ROWS,
+    Tile,
+    fused_rows,
+    row_class,
+    tile_for,
+)
 from tokamak.ops.load import load_backends
 
 load_backends()
 
-ROWS = (1, FEW_ROWS, FEW_ROWS + 1, 40)
 WIDTH, FEATURES, EPS = 64, 96, 1e-6
+FUSED = fused_rows(FEATURES, WIDTH)
+ROWS = (1, FUSED, FUSED + 1, 40)
 GPU_WITHOUT_KERNELS = replace(cpu_facts(), vendor="nvidia", arch="sm90", libraries=frozenset())
 
 
@@ -63,7 +72,8 @@ def formula(name, arguments):
         total = formulas.wide(residual) + product(x, weight)
         return total, total
     residual, norm, eps, weight = arguments[:4]
-    y = formulas.rms_norm(residual, norm, eps) @ formulas.wide(weight).T
+    normed = formulas.wide(residual) if norm is None else formulas.rms_norm(residual, norm, eps)
+    y = normed @ formulas.wide(weight).T
     if name == "few_rows_after_norm":
         return (y,)
     gate, up = np.split(y, 2, axis=1)
@@ -132,10 +142,10 @@ def test_a_layer_is_the_same_whether_its_sum_is_added_at_once_or_by_the_next_nor
         up.gated_after_norm(pending[1], streams[1], norm_weight(), EPS),
     ]
 
-    assert all((each is None) == (rows <= FEW_ROWS) for each in pending)
+    assert all((each is None) == (rows <= FUSED) for each in pending)
     expected = [torch.from_numpy(each) for each in (y, gated, total, total)]
     assert difference([*found, *streams[:2]], expected) < 1e-4
-    if rows <= FEW_ROWS:
+    if rows <= FUSED:
         scores = up.scores_after_norm(streams[2], norm_weight(), EPS)
         assert difference([scores], [torch.from_numpy(y)]) < 1e-4
 
@@ -169,7 +179,29 @@ def test_the_border_of_gate_and_up_is_its_own(monkeypatch):
     linear = a_linear()
 
     assert linear.gated_rows == 1
-    assert linear.fused_rows == FEW_ROWS
+    assert linear.fused_rows == FUSED
+
+
+@pytest.mark.parametrize("most", [0, 2])
+def test_rows_that_a_kernel_does_not_norm_itself_are_normed_in_front_of_it(monkeypatch, most):
+    for gated in (False, True):
+        monkeypatch.setitem(NORMED_ROWS, (FEATURES, WIDTH, gated), most)
+    stream, apart = numbers(3, WIDTH, 2), a_linear()
+    monkeypatch.undo()
+    whole = a_linear()
+
+    found, expected = (
+        [
+            each.after_norm(None, stream, norm_weight(), EPS),
+            each.gated_after_norm(None, stream, norm_weight(), EPS),
+            each.scores_after_norm(stream, norm_weight(), EPS),
+        ]
+        for each in (apart, whole)
+    )
+
+    assert (apart.normed_rows, apart.gated_normed_rows, apart.fused_rows) == (most, most, FUSED)
+    assert whole.normed_rows == FUSED
+    assert difference(found, expected) < 2e-5
 
 
 def test_a_large_weight_of_unknown_shape_is_fused_for_fewer_rows_than_a_small_one():

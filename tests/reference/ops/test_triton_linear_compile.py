@@ -82,7 +82,7 @@ def test_kernels_compile_for_both_vendors(target, tile, neighbours):
 
 
 @pytest.mark.parametrize("neighbours", NEIGHBOURS)
-@pytest.mark.parametrize("rows", [8, 16])
+@pytest.mark.parametrize("rows", [8, 16, 32])
 def test_operands_of_tensor_cores_come_in_pieces_of_sixteen_bytes(rows, neighbours):
     code = code_of(REGISTERS, rows=rows, columns=2048, neighbours=neighbours)
 

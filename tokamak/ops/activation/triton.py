@@ -1,40 +1,9 @@
-# pyright: reportArgumentType=false, reportCallIssue=false
-"""Gated activations in Triton: one program per tile of a row, one pass, float32 inside."""
+"""Gated activations on any GPU that Triton compiles for: the kernels of `triton_gated.py`, one after the other."""
 
 from __future__ import annotations
 
-import torch
-import triton
-import triton.language as tl
-from torch import Tensor
-
 from tokamak.ops.activation.reference import silu_mul
-from tokamak.ops.triton_facts import fits, rows_of
+from tokamak.ops.activation.triton_gated import TritonActivations
+from tokamak.ops.triton_facts import fits
 
-TILE = 1024
-WARPS = 4
-
-
-@triton.jit
-def _silu_mul_kernel(gate_up_ptr, out_ptr, width, stride_gate_up_row, TILE: tl.constexpr):
-    row = tl.program_id(0).to(tl.int64)
-    cols = tl.program_id(1) * TILE + tl.arange(0, TILE)
-    inside = cols < width
-    gate_ptr = gate_up_ptr + row * stride_gate_up_row + cols
-    gate = tl.load(gate_ptr, mask=inside, other=0.0).to(tl.float32)
-    up = tl.load(gate_ptr + width, mask=inside, other=0.0).to(tl.float32)
-    silu = (gate / (1.0 + tl.exp(-gate))).to(out_ptr.dtype.element_ty).to(tl.float32)
-    out = (silu * up).to(out_ptr.dtype.element_ty)
-    tl.store(out_ptr + row * width + cols, out, mask=inside)
-
-
-@silu_mul.backend("triton", fits=fits)
-def triton_silu_mul(gate_up: Tensor) -> Tensor:
-    """Multiply silu(gate) with up."""
-    gate_up = rows_of(gate_up)
-    rows, width = gate_up.shape[0], gate_up.shape[1] // 2
-    out = torch.empty((rows, width), dtype=gate_up.dtype, device=gate_up.device)
-    _silu_mul_kernel[(rows, triton.cdiv(width, TILE))](
-        gate_up, out, width, gate_up.stride(0), TILE=TILE, num_warps=WARPS
-    )
-    return out
+triton_silu_mul = silu_mul.backend("triton", fits=fits)(TritonActivations().silu_mul)

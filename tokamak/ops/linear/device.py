@@ -21,7 +21,7 @@ from tokamak.ops.linear.few_rows import (
     few_rows_linear,
     product,
 )
-from tokamak.ops.linear.tile import fused_rows
+from tokamak.ops.linear.tile import fused_rows, normed_rows
 from tokamak.ops.norm import add_rms_norm, rms_norm
 from tokamak.ops.registry import Choice
 
@@ -39,6 +39,9 @@ class DeviceLinear:
         """The most rows that kernels for few rows get; more are the library's."""
         self.gated_rows = fused_rows(features, columns, gated=True)
         """The same for a weight of gate and up."""
+        self.normed_rows = normed_rows(features, columns)
+        self.gated_normed_rows = normed_rows(features, columns, gated=True)
+        """The most rows that these kernels norm themselves."""
         self._few_linear, linear = few_rows_linear.bind(facts)
         self._few_after_norm, after_norm = few_rows_after_norm.bind(facts)
         self._few_gated, gated = few_rows_gated.bind(facts)
@@ -71,7 +74,7 @@ class DeviceLinear:
         x: [rows, columns] pending, or None; residual: [rows, columns]; norm_weight: [columns]; returns
         [rows, features] in the dtype of the stream.
         """
-        if x is None and residual.shape[0] <= self.fused_rows:
+        if x is None and residual.shape[0] <= self.normed_rows:
             return self._few_after_norm(residual, norm_weight, eps, self.weight, residual.dtype)
         return self(self._normed(x, residual, norm_weight, eps))
 
@@ -80,9 +83,9 @@ class DeviceLinear:
 
         residual: [rows, columns]; norm_weight: [columns]; returns [rows, features] float32.
         """
-        if residual.shape[0] <= self.fused_rows:
+        if residual.shape[0] <= self.normed_rows:
             return self._few_after_norm(residual, norm_weight, eps, self.weight, torch.float32)
-        return product(self._rms_norm(residual, norm_weight, eps), self.weight, torch.float32)
+        return self.scores(self._rms_norm(residual, norm_weight, eps))
 
     def gated_after_norm(
         self, x: Tensor | None, residual: Tensor, norm_weight: Tensor, eps: float
@@ -91,9 +94,12 @@ class DeviceLinear:
 
         The weight is [2 * inner, columns], the rows of gate first; returns [rows, inner].
         """
-        if x is None and residual.shape[0] <= self.gated_rows:
+        if x is None and residual.shape[0] <= self.gated_normed_rows:
             return self._few_gated(residual, norm_weight, eps, self.weight)
-        return self._silu_mul(self(self._normed(x, residual, norm_weight, eps)))
+        normed = self._normed(x, residual, norm_weight, eps)
+        if residual.shape[0] <= self.gated_rows:
+            return self._few_gated(normed, None, eps, self.weight)
+        return self._silu_mul(functional.linear(normed, self.weight))
 
     def into(self, x: Tensor, residual: Tensor) -> Tensor | None:
         """Multiply rows and add them to the residual stream in place, or return them for the next norm to add.

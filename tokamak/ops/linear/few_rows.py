@@ -15,7 +15,7 @@ from tokamak.ops.activation.reference import silu_mul
 from tokamak.ops.norm.reference import rms_norm
 from tokamak.ops.registry import op
 
-FEW_ROWS = 16
+FEW_ROWS = 32
 """Rows up to which one pass over the weight costs more than all arithmetic on a GPU."""
 
 
@@ -42,14 +42,17 @@ def few_rows_after_norm(
 
 
 @op
-def few_rows_gated(residual: Tensor, norm_weight: Tensor, eps: float, weight: Tensor) -> Tensor:
+def few_rows_gated(
+    residual: Tensor, norm_weight: Tensor | None, eps: float, weight: Tensor
+) -> Tensor:
     """Norm rows of the residual stream, multiply with gate and up, and multiply silu(gate) with up.
 
-    residual: [rows, columns], norm_weight: [columns], weight: [2 * inner, columns], the rows of gate
-    first, all in one dtype; returns [rows, inner] in the same dtype.
+    residual: [rows, columns], norm_weight: [columns], or None for rows that are normed already, weight:
+    [2 * inner, columns], the rows of gate first, all in one dtype; returns [rows, inner] in the same dtype.
     """
-    normed = rms_norm.reference(residual, norm_weight, eps)
-    return silu_mul.reference(functional.linear(normed, weight))
+    if norm_weight is not None:
+        residual = rms_norm.reference(residual, norm_weight, eps)
+    return silu_mul.reference(functional.linear(residual, weight))
 
 
 @op

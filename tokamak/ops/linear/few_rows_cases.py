@@ -12,7 +12,7 @@ from tokamak.ops.case import Case, seeded, tolerance_of
 
 SIZES = (
     (1, 24, 256), (1, 10, 300), (1, 6, 3072), (1, 2, 32),
-    (2, 64, 512), (5, 36, 300), (8, 32, 1024), (9, 34, 96), (16, 32, 256), (40, 64, 64), (0, 32, 64),
+    (2, 64, 512), (5, 36, 300), (8, 32, 1024), (9, 34, 96), (16, 32, 256), (27, 34, 96), (32, 32, 256), (40, 64, 64), (0, 32, 64),
 )  # fmt: skip
 """Rows, features and columns; features are even, so that each weight may be gate and up."""
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
@@ -66,6 +66,10 @@ def _gated(size: Size) -> tuple[object, ...]:
     return size.stream(size.columns), size.norm_weight(), EPS, size.weight()
 
 
+def _gated_only(size: Size) -> tuple[object, ...]:
+    return size.stream(size.columns), None, EPS, size.weight()
+
+
 def _into(size: Size) -> tuple[object, ...]:
     return size.x(), size.weight(), size.stream(size.features)
 
@@ -90,7 +94,9 @@ few_rows_after_norm_cases = [
     for kind, out_dtype in (("its dtype", size.dtype), ("float32", torch.float32))
 ]
 few_rows_gated_cases = [
-    Case(str(size), partial(_gated, size), _normed_tolerance(size)) for size in sizes
+    Case(f"{size}{note}", partial(make, size), _normed_tolerance(size))
+    for size in sizes
+    for make, note in ((_gated, ""), (_gated_only, " without a norm"))
 ]
 few_rows_into_cases = [
     Case(str(size), partial(_into, size), _normed_tolerance(size), changed=(2,)) for size in sizes

@@ -36,7 +36,7 @@ LANE_COLUMNS = 8
 WARP_COLUMNS = 32 * LANE_COLUMNS
 MOST_PROGRAMS = 2048
 """Programs of 4 warps that fit an H200 at once, about."""
-CLASSES = (1, 2, 4, 8, 16)
+CLASSES = (1, 2, 4, 8, 16, 32)
 """Numbers of rows that kernels are compiled for."""
 SMALL_WEIGHT = 1 << 24
 """Numbers of a weight up to which 9 to 16 rows gain more from one kernel than from the library's product."""
@@ -106,6 +106,11 @@ FUSED_ROWS: dict[tuple[int, int, bool], int] = {
 }
 """The most rows for which kernels made the chain of a step faster than the library's product and its neighbours."""
 
+NORMED_ROWS: dict[tuple[int, int, bool], int] = {}
+"""The most rows for which a kernel norms them itself faster than a kernel in front of it does."""
+MOST_NORMED = 16
+"""The same for other weights: every program of a product norms all rows again."""
+
 
 def row_class(rows: int) -> int:
     """The number of rows that the kernel for `rows` is compiled for."""
@@ -120,10 +125,16 @@ def fused_rows(features: int, columns: int, *, gated: bool = False) -> int:
     return 16 if features * columns <= SMALL_WEIGHT else 8
 
 
+def normed_rows(features: int, columns: int, *, gated: bool = False) -> int:
+    """The most rows that a kernel which takes the neighbours of a product along norms itself."""
+    most = NORMED_ROWS.get((features, columns, gated), MOST_NORMED)
+    return min(most, fused_rows(features, columns, gated=gated))
+
+
 def tile_for(
     rows: int, features: int, columns: int, *, gated: bool = False, registers: bool = False
 ) -> Tile:
-    """The tile of a [features, columns] weight for products with 1 to 16 rows.
+    """The tile of a [features, columns] weight for products with 1 to 32 rows.
 
     registers: whether the chip has kernels for tiles of that name; else one of another kind is found.
     """

@@ -3,7 +3,7 @@
 
 A norm in front is not done first: rows are multiplied with the norm's weight, and the sum of squares that is
 gathered beside the product scales the result. So weights are on their way before anything is known of a row.
-Up to 8 rows run on vector arithmetic, where no lane waits for another before the end; 2 to 16 rows run on
+Up to 8 rows run on vector arithmetic, where no lane waits for another before the end; 2 to 32 rows run on
 tensor cores, where every warp takes columns of its own. The tile says which.
 
 START, AHEAD and READY are what a chip may do when a program begins, to ask for its weights, and before it
@@ -20,6 +20,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from tokamak.ops import triton_order
 from tokamak.ops.linear.few_rows import (
     FEW_ROWS,
     few_rows_after_norm,
@@ -39,18 +40,13 @@ more than its second cache holds."""
 
 
 @triton.jit
-def _nothing():
-    """Kernels follow each other by themselves: the stream starts one when the one before is done."""
-
-
-@triton.jit
 def _ask_nothing(
     tile_ptr, columns, FEATURES: tl.constexpr, COLUMNS: tl.constexpr, WARPS: tl.constexpr
 ):
     """Weights are asked for when they are loaded."""
 
 
-IN_ORDER: Mapping[str, object] = {"START": _nothing, "AHEAD": _ask_nothing, "READY": _nothing}
+IN_ORDER: Mapping[str, object] = {**triton_order.IN_ORDER, "AHEAD": _ask_nothing}
 """How kernels are launched unless a chip knows better."""
 
 
@@ -337,7 +333,9 @@ class FewRows:
         self._multiply(residual, weight, out, norm_weight=norm_weight, eps=eps)
         return out
 
-    def gated(self, residual: Tensor, norm_weight: Tensor, eps: float, weight: Tensor) -> Tensor:
+    def gated(
+        self, residual: Tensor, norm_weight: Tensor | None, eps: float, weight: Tensor
+    ) -> Tensor:
         """Norm rows of the residual stream, multiply with gate and up, and multiply silu(gate) with up."""
         if not suits(residual, weight):
             return few_rows_gated.reference(residual, norm_weight, eps, weight)

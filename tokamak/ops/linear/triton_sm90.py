@@ -7,11 +7,12 @@ the start of a kernel and its first reads hide behind the end of its predecessor
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import triton
 import triton.language as tl
-from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from tokamak.device.facts import DeviceFacts
+from tokamak.ops import triton_overlap
 from tokamak.ops.linear.few_rows import (
     few_rows_after_norm,
     few_rows_gated,
@@ -20,11 +21,7 @@ from tokamak.ops.linear.few_rows import (
 )
 from tokamak.ops.linear.triton_few import FewRows
 from tokamak.ops.linear.triton_sm90_registers import multiply_in_registers
-
-
-@triton.jit
-def _start():
-    gdc_launch_dependents()
+from tokamak.ops.triton_overlap import fits
 
 
 @triton.jit
@@ -44,19 +41,7 @@ def _ask(tile_ptr, columns, FEATURES: tl.constexpr, COLUMNS: tl.constexpr, WARPS
     )
 
 
-@triton.jit
-def _ready():
-    gdc_wait()
-
-
-OVERLAPPED = {"START": _start, "AHEAD": _ask, "READY": _ready, "launch_pdl": True}
-
-
-def fits(facts: DeviceFacts) -> bool:
-    """Hopper with Triton."""
-    return facts.vendor == "nvidia" and facts.arch == "sm90" and facts.has("triton")
-
-
+OVERLAPPED: Mapping[str, object] = {**triton_overlap.OVERLAPPED, "AHEAD": _ask}
 few_rows = FewRows(OVERLAPPED, multiply_in_registers)
 few_rows_linear.backend("triton_sm90", fits=fits)(few_rows.linear)
 few_rows_after_norm.backend("triton_sm90", fits=fits)(few_rows.after_norm)

@@ -1,5 +1,5 @@
 # pyright: reportArgumentType=false, reportCallIssue=false, reportAssignmentType=false, reportIndexIssue=false, reportGeneralTypeIssues=false
-"""Products of 2 to 16 rows on Hopper's tensor cores, whose operands come from memory straight into registers.
+"""Products of 2 to 32 rows on Hopper's tensor cores, whose operands come from memory straight into registers.
 
 One program multiplies a tile of features; every warp takes columns of its own. A lane's share of an operand
 of the tensor cores is 8 numbers in a row, the 16 bytes it loads at a time: columns are summed, so that any
@@ -14,7 +14,7 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.ampere import mma_v2
 
-from tokamak.ops.linear.tile import Tile
+from tokamak.ops.linear.tile import Tile, row_class
 
 LEAST_ROWS = 8
 """Rows that tensor cores multiply at least."""
@@ -120,13 +120,13 @@ def multiply_in_registers(
     into: bool,
     tile: Tile,
 ) -> None:
-    """Launch the kernel for 2 to 16 rows; `tile` divides the weight, other arguments are those of `multiply`."""
+    """Launch the kernel for 2 to 32 rows; `tile` divides the weight, other arguments are those of `multiply`."""
     rows, columns = x.shape
     features = weight.shape[0] // 2 if gated else weight.shape[0]
     _registers_kernel[(features // tile.features,)](
         x, weight, x if norm_weight is None else norm_weight, out,
         rows, features, x.stride(0), out.stride(0), eps,
-        COLUMNS=columns, ROWS=LEAST_ROWS if rows <= LEAST_ROWS else 2 * LEAST_ROWS,
+        COLUMNS=columns, ROWS=max(row_class(rows), LEAST_ROWS),
         TILE_FEATURES=tile.features, TILE_COLUMNS=tile.columns, WARPS=tile.warps,
         NORM=norm_weight is not None, GATED=gated, INTO=into, OVERLAPS=tile.overlaps,
         num_warps=tile.warps, launch_pdl=tile.overlaps,
