@@ -18,11 +18,23 @@ from tokamak.ops.moe_route import moe_route
 class StackedExperts:
     """One matrix of every expert as a tensor, made of `part_rows` checkpoint tensors an expert.
 
-    Parts come expert by expert, those of one expert stacked by rows.
+    Parts come expert by expert, those of one expert stacked by rows. A token row goes through `chosen` of the
+    experts, through all by default.
     """
 
-    def __init__(self, build: Build, experts: int, width: int, part_rows: Sequence[int]) -> None:
-        self._part_shapes = tuple((rows, width) for rows in part_rows) * experts
+    def __init__(
+        self,
+        build: Build,
+        experts: int,
+        width: int,
+        part_rows: Sequence[int],
+        *,
+        chosen: int | None = None,
+    ) -> None:
+        shapes = tuple((rows, width) for rows in part_rows)
+        self._part_shapes = shapes * experts
+        self.row_shapes: tuple[tuple[int, ...], ...] = shapes * (chosen or experts)
+        """[rows, width] of each matrix a token row goes through."""
         self._shape = (experts, sum(part_rows), width)
         self._dtype, self._device = build.dtype, build.device
         self._values: Tensor | None = None
@@ -87,8 +99,9 @@ class ExpertsMLP:
         renormalise: bool,
     ) -> None:
         self.router = Linear(build, width, (experts,))
-        self.gate_up = StackedExperts(build, experts, width, (inner_width, inner_width))
-        self.down = StackedExperts(build, experts, inner_width, (width,))
+        inner = (inner_width, inner_width)
+        self.gate_up = StackedExperts(build, experts, width, inner, chosen=chosen)
+        self.down = StackedExperts(build, experts, inner_width, (width,), chosen=chosen)
         self._chosen = chosen
         self._renormalise = renormalise
         self._moe_route = build.bind(moe_route)

@@ -9,6 +9,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 
 import torch
@@ -23,6 +24,7 @@ from tokamak.device.facts import device_facts
 from tokamak.errors import GraphMismatch
 from tokamak.layers.build import Build
 from tokamak.layers.model import Model
+from tokamak.layers.moe import StackedExperts
 from tokamak.models.registry import find
 from tokamak.ops.load import load_backends
 from tokamak.ops.sample import argmax_rows, token_weights
@@ -161,9 +163,12 @@ def make_build(config: EngineConfig) -> Build:
 
 
 def _default_cost(config: EngineConfig, build: Build, model: Model) -> GraphCost:
-    shapes = [shape for parameter, _ in model.weights().values() for shape in parameter.part_shapes]
+    shapes = [
+        parameter.row_shapes if isinstance(parameter, StackedExperts) else parameter.part_shapes
+        for parameter, _ in model.weights().values()
+    ]
     return default_cost(
-        shapes,
+        chain.from_iterable(shapes),
         vocab_tokens=config.model.facts.vocab_tokens,
         number_bytes=build.dtype.itemsize,
     )

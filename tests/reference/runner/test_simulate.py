@@ -6,14 +6,14 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.tiny import write_checkpoint
+from tests.support.tiny import qwen3_moe_config, write_checkpoint
 from tokamak.checkpoint import load
 from tokamak.config.engine import EngineConfig
 from tokamak.config.options import EngineOptions
 from tokamak.config.places import CACHE_VARIABLE
 from tokamak.engine.configure import configure
 from tokamak.runner import memory
-from tokamak.runner.assemble import assemble
+from tokamak.runner.assemble import assemble, plan_rank
 from tokamak.runner.graph_cost import graph_pool_estimate, reserve_bytes
 from tokamak.runner.memory import SCORE_BYTES, records_choice
 from tokamak.runner.simulate import simulate_start
@@ -123,3 +123,17 @@ def test_a_simulated_start_reads_no_weights(folder: Path, monkeypatch: pytest.Mo
     assert simulated.off == {"prefill": "no size is asked for"}
     with pytest.raises(AssertionError, match="a tensor was read"):
         assemble(config)
+
+
+def test_a_default_cost_counts_the_experts_a_row_goes_through_and_no_other(tmp_path: Path) -> None:
+    costs = []
+    for experts in (6, 600):
+        config = qwen3_moe_config(num_experts=experts)
+        folder = write_checkpoint(tmp_path / str(experts), config, weights={})
+        started = plan_rank(a_config(folder, load_format="random", graphs="startup")).start
+        costs.append(started.cost)
+
+    few, many = (cost.bytes_per_row for cost in costs)
+    assert costs[0].source == "default"
+    # The scores of the router alone, twice, in each of two layers.
+    assert many - few == 2 * 2 * (600 - 6) * 4
