@@ -49,8 +49,8 @@ class PositionLogprobs(msgspec.Struct, frozen=True, array_like=True):
     rank: int
 
 
-class RequestUpdate(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
-    """News of one engine request after a step."""
+class RequestUpdate(msgspec.Struct, frozen=True, kw_only=True, array_like=True, gc=False):
+    """News of one engine request after a step. In no cycle, like all that is made for every row."""
 
     request_id: str
     token_ids: list[int] = []

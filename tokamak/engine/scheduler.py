@@ -28,8 +28,8 @@ from tokamak.core.request import FinishReason, Request, RequestState
 from tokamak.engine.policy import chunk_tokens, serving_order, spare_blocks, victim
 
 
-class Progress(msgspec.Struct, frozen=True, kw_only=True):
-    """What one committed row did to its request."""
+class Progress(msgspec.Struct, frozen=True, kw_only=True, gc=False):
+    """What one committed row did to its request. In no cycle, like all that is made for every row."""
 
     request: Request
     row: RowResult

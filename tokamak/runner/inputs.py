@@ -39,7 +39,8 @@ class _Half:
         self.packed = torch.zeros(size, dtype=torch.int32, pin_memory=on_cuda)
         self.array: Int32s = self.packed.numpy()
         self.member = {name: self.array[place] for name, place in layout.items()}
-        self.copied = torch.cuda.Event() if on_cuda else None
+        # PyTorch's own event, as that of torch.cuda makes a stream object at every record.
+        self.copied = torch.Event(device) if on_cuda else None
 
 
 @dataclass(slots=True)
