@@ -6,6 +6,8 @@ ids go in and ids come out.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import msgspec
 
 from tokamak.core.request import FinishReason, SamplingParams
@@ -54,8 +56,8 @@ class RequestUpdate(msgspec.Struct, frozen=True, kw_only=True, array_like=True, 
 
     request_id: str
     token_ids: list[int] = []
-    logprobs: list[PositionLogprobs] = []
-    prompt_logprobs: list[PositionLogprobs] = []
+    logprobs: Sequence[PositionLogprobs] = ()
+    prompt_logprobs: Sequence[PositionLogprobs] = ()
     """Entries of prompt positions 1, 2, … in order, spread over the updates of the prefill."""
     finish_reason: FinishReason | None = None
     stop_id: int | None = None
