@@ -17,58 +17,99 @@ import msgspec
 import torch
 from torch import Tensor
 
+from tokamak.cache.arena import Arena
+from tokamak.cache.layout import lay_out
 from tokamak.config.engine import EngineConfig
 from tokamak.core.context import StepContext, installed
-from tokamak.core.plan import Mode
+from tokamak.core.plan import Mode, StepPlan, StepShape
 from tokamak.core.weight import DenseWeight
 from tokamak.device.facts import device_facts
 from tokamak.graphs.region import EagerRegion, begin_forward
+from tokamak.graphs.streams import SideStreams
+from tokamak.layers.attention.prepare import AttnBuilder
 from tokamak.layers.model import Model
 from tokamak.ops.sample import argmax_rows, token_weights
 from tokamak.ops.triton_launches import Job, compile_all, noted_launches, target_of
 from tokamak.runner.ahead import Order, finished
 from tokamak.runner.assemble import Planned, make_build, plan_rank
-from tokamak.runner.exchange import LocalExchange
-from tokamak.runner.record import Recorder
-from tokamak.runner.wiring import wire
-from tokamak.sampling.sampler import Sampler
+from tokamak.runner.dummy import dummy_plan
+from tokamak.runner.inputs import InputArena
+from tokamak.runner.memory import StartPlan
+from tokamak.runner.pads import PadWatch
+from tokamak.runner.prepare import Preparation
+from tokamak.runner.previous import Previous
+from tokamak.runner.record import LONG_CONTEXT_TOKENS
+from tokamak.runner.shape import RunningTable
+from tokamak.runner.wiring import Q_WIDTH
+from tokamak.telemetry.spans import Spans
 
 META = torch.device("meta")
 
-PREFILL_SIZES = (1, 17, 128)
+PREFILL_SIZES = (1, 17, 128, 1024, 8192)
 DECODE_SIZES = (1, 2, 4, 8, 16, 32)
 """Token rows of steps that are noted beside the sizes of recordings: kernels tell few rows from many."""
 
 
 @torch.inference_mode()
 def kernels_of(config: EngineConfig, multiprocessors: int) -> list[Job]:
-    """Jobs that compile what the engine of this config launches before it serves, in the order it does.
+    """Jobs that compile what the engine of this config launches, in about the order it does.
 
     Triton's driver stays the one that has no device.
     """
     target = target_of(device_facts(config.model.device))
     with noted_launches(target, multiprocessors) as jobs, _regions_in_place():
         planned = plan_rank(config, replace(make_build(config), device=META))
-        _load_nothing(planned.model)
-        recorder = _recorder(planned)
-        choose = planned.build.bind(argmax_rows)
-        for mode, size in _sizes(config, recorder):
-            choose(_scores(planned.model, recorder.staging(mode, size)))
+        model, build = planned.model, planned.build
+        _load_nothing(model)
+        prepare = _preparation(planned).prepare
+        choose, weigh = build.bind(argmax_rows), build.bind(token_weights)
+        for plan, shape in _steps(planned.start):
+            scores = _scores(model, prepare(plan, shape))
+            _, peaks = choose(scores)
+            weigh(scores, peaks, peaks)
     return jobs
 
 
-def _sizes(config: EngineConfig, recorder: Recorder) -> list[tuple[Mode, int]]:
-    """Steps that stand for all: every request bucket, and of token buckets the smallest and the largest."""
-    limits = config.scheduler
-    tokens = recorder.token_buckets.ladder.buckets
-    prefills = {size for size in PREFILL_SIZES if size <= limits.max_num_batched_tokens}
-    prefills |= {*tokens[:1], *tokens[-1:]}
+def _steps(start: StartPlan) -> Iterator[tuple[StepPlan, StepShape]]:
+    """Steps that stand for all: every bucket, sizes between which kernels choose another form, and both kinds mixed."""
+    limits, longest = start.config.scheduler, start.config.model.max_model_len
+    most = limits.max_num_batched_tokens
+    prefills = {size for size in PREFILL_SIZES if size <= most} | {*start.token_ladder.buckets}
     decodes = {size for size in DECODE_SIZES if size <= limits.max_num_seqs}
-    decodes |= {*recorder.request_buckets.ladder.buckets}
-    return [
-        *((Mode.TOKEN_GRAPH, size) for size in sorted(prefills)),
-        *((Mode.REQUEST_GRAPH, size) for size in sorted(decodes)),
-    ]
+    decodes |= {*start.request_ladder.buckets}
+    for tokens in sorted(prefills):
+        yield _step(tokens, 0, min(tokens, longest))
+    for requests in sorted(decodes):
+        yield _step(0, requests, min(LONG_CONTEXT_TOKENS, longest))
+    for requests in sorted(decodes):
+        if requests < min(limits.max_num_seqs, most):
+            yield _step(1, requests, min(LONG_CONTEXT_TOKENS, longest))
+
+
+def _step(prefill_tokens: int, decode_rows: int, context_tokens: int) -> tuple[StepPlan, StepShape]:
+    """A plan of dummy rows, and its shape without padding."""
+    plan = dummy_plan(
+        prefill_tokens=prefill_tokens,
+        decode_rows=decode_rows,
+        q_width=Q_WIDTH,
+        context_tokens=context_tokens,
+    )
+    requests, tokens = plan.scheduled_requests, plan.scheduled_tokens
+    shape = StepShape(
+        mode=Mode.TOKEN_GRAPH if prefill_tokens else Mode.REQUEST_GRAPH,
+        dummy=True,
+        scheduled_requests=requests,
+        scheduled_tokens=tokens,
+        running_requests=requests,
+        running_tokens=tokens,
+        q_width=0 if prefill_tokens else Q_WIDTH,
+        cut=None,
+        uniform_rows=True,
+        draft_requests=0,
+        wanted=None,
+        why="compiling",
+    )
+    return plan, shape
 
 
 @contextmanager
@@ -94,29 +135,35 @@ def _load_nothing(model: Model) -> None:
         )
 
 
-def _recorder(planned: Planned) -> Recorder:
-    """Stages steps over the smallest caches; its recordings would be simulated ones."""
-    start, build = planned.start, planned.build
-    graphs = replace(start.config.graphs, backend="sim")
-    start = replace(start, config=replace(start.config, graphs=graphs))
-    sampler = Sampler(
-        vocab_tokens=start.config.model.facts.vocab_tokens,
-        slots=start.config.scheduler.max_num_seqs + 1,
-        device=META,
-        grammar=None,
-        weigh=build.bind(token_weights),
-        find=build.bind(argmax_rows),
-    )
-    wired = wire(
-        start,
+def _preparation(planned: Planned) -> Preparation:
+    """Prepares steps over the smallest caches, which it binds to the model."""
+    start, build, model = planned.start, planned.build, planned.model
+    limits, block_tokens = start.config.scheduler, start.config.cache.block_tokens
+    layout = lay_out(start.groups, block_tokens=block_tokens, total_blocks=2)
+    model.bind_caches(Arena(layout, META).views())
+    inputs = InputArena(
         build,
-        planned.model,
-        sampler=sampler,
-        exchange=LocalExchange(),
-        total_blocks=2,
-        pools="per_graph",
+        start.groups,
+        max_requests=limits.max_num_seqs,
+        max_tokens=limits.max_num_batched_tokens,
+        block_tokens=block_tokens,
     )
-    return wired.runner.recorder
+    attention = AttnBuilder(
+        META,
+        max_requests=limits.max_num_seqs,
+        max_model_len=start.config.model.max_model_len,
+        widths=(Q_WIDTH,),
+    )
+    return Preparation(
+        model,
+        inputs=inputs,
+        attention=attention,
+        previous=Previous(slots=limits.max_num_seqs + 1),
+        table=RunningTable(1),
+        streams=SideStreams(META),
+        pads=PadWatch([], poison=False),
+        spans=Spans(),
+    )
 
 
 def _scores(model: Model, context: StepContext) -> Tensor:
