@@ -1,44 +1,57 @@
 """How near memory speed do products of few rows run on a GPU, with which tiles, and from how many rows does cuBLAS win?
 
     PYTHONPATH=. python benchmarks/ops/gpu_linear.py [--models qwen3-0.6b llama-3-8b qwen3-30b-a3b]
-        [--classes 1 2 4 8 16] [--workers 12] [--quick]
+        [--classes 1 2 4 8 16 32] [--workers 12] [--quick]
 
 Every matrix of a model is multiplied in one CUDA graph over as many weights as the model has layers, so that
 they come from memory. First every tile is timed for each matrix and row class, of each kind (vector
-arithmetic, tensor cores, tensor cores out of registers) and both launched in order and overlapped; then whole
-models are replayed as the chain of a decode step without attention. Times are medians of replays; the floor is
-bytes of weights at 4.15 TB/s. Lines for `ops/linear/tile.py` and the table of chains come last.
+arithmetic, tensor cores, tensor cores out of registers), both launched in order and overlapped, and from 16
+rows also with the norm in a kernel of its own ("apart"). Then whole models are replayed as the chain of a decode
+step without attention and experts: with the forms of each way, and with those that a search finds, which changes
+one matrix at a time and keeps what makes the chain faster. Every chain is timed twice, the second time with all
+kernels asking for the largest shared memory, so that no multiprocessor has to change its division between two of
+them. Times are medians of replays; the floor is bytes of weights at 4.15 TB/s. Lines for `ops/linear/tile.py` and
+the table of chains come last.
 """
 
 from __future__ import annotations
 
 import argparse
+import ctypes
 import multiprocessing
 import statistics
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import functional
+from triton import knobs
 
-from tokamak.ops.activation.triton import triton_silu_mul
+from tokamak.ops.activation.triton_gated import TritonActivations
 from tokamak.ops.linear.few_rows import product
-from tokamak.ops.linear.tile import CLASSES, Tile, fused_rows, row_class, tile_for
+from tokamak.ops.linear.tile import CLASSES, Tile, fused_rows, normed_rows, row_class, tile_for
 from tokamak.ops.linear.triton_few import multiply
 from tokamak.ops.linear.triton_sm90 import OVERLAPPED
 from tokamak.ops.linear.triton_sm90_registers import multiply_in_registers
-from tokamak.ops.norm.triton import triton_add_rms_norm, triton_rms_norm
+from tokamak.ops.norm.triton_norms import TritonNorms
+from tokamak.ops.triton_order import IN_ORDER
+from tokamak.ops.triton_overlap import OVERLAPPED as NEIGHBOURS_OVERLAPPED
 
 BYTES_PER_S = 4.15e12
 SHARED_BYTES = 200 * 1024
 EPS = 1e-6
 MOST_UNROLLED = 16
 """Tiles of a program's columns: more of them take long to compile."""
+MOST_IN_REGISTERS = 4096
+"""Numbers of rows that a warp of tensor cores out of registers holds at a time."""
+APART_FROM = 16
+"""Rows from which norms in kernels of their own are worth timing: a program norms all rows."""
 KINDS = ("lanes", "cores", "registers")
-ROWS = (1, 2, 4, 8, 16, 32)
+ROWS = (1, 2, 4, 8, 16, 32, 64)
 ONE_ROW = [
     (1, 1024, 4), (2, 1024, 4), (4, 1024, 4), (8, 1024, 4), (2, 2048, 4), (1, 4096, 4), (2, 4096, 4), (4, 2048, 8),
     (2, 512, 2), (4, 512, 2), (2, 256, 1), (4, 256, 1), (1, 1024, 1), (2, 1024, 2),
@@ -56,6 +69,28 @@ REGISTERS = [
     (16, 64, 8), (16, 128, 8), (16, 256, 8), (16, 64, 16), (16, 128, 16), (32, 64, 1), (32, 128, 2), (32, 64, 4),
     (32, 128, 4), (32, 64, 8), (64, 64, 2), (64, 64, 4),
 ]  # fmt: skip
+NORMS = {"order": TritonNorms(IN_ORDER), "overlap": TritonNorms(NEIGHBOURS_OVERLAPPED)}
+ACTIVATIONS = {
+    "order": TritonActivations(IN_ORDER),
+    "overlap": TritonActivations(NEIGHBOURS_OVERLAPPED),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Form:
+    """A kernel for few rows, and whether the norm has a kernel of its own in front of it."""
+
+    tile: Tile
+    apart: bool = False
+
+    @property
+    def kind(self) -> str:
+        return "registers" if self.tile.registers else "cores" if self.tile.stages else "lanes"
+
+    @property
+    def way(self) -> str:
+        launch = "overlap" if self.tile.overlaps else "order"
+        return f"{self.kind} {launch}{' apart' if self.apart else ''}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,17 +104,27 @@ class Matrix:
     gated: bool = False
     into: bool = False
     head: bool = False
+    behind_sum: bool = False
+    """Whether what comes before it leaves a sum, or other products share its norm: then that is always apart."""
 
     @property
     def bytes(self) -> int:
         return self.features * self.columns * 2
 
-    def tiles(self, rows: int) -> list[Tile]:
-        """Tiles worth timing; those that need too much shared memory, or hang over the columns, are left out."""
+    def forms(self, rows: int) -> list[Form]:
+        """Forms worth timing; those that need too much shared memory, or hang over the columns, are left out."""
+        aparts = (
+            [True]
+            if self.behind_sum
+            else [False, True]
+            if self.norm and rows >= APART_FROM
+            else [False]
+        )
         return [
-            replace(tile, overlaps=overlaps)
+            Form(replace(tile, overlaps=overlaps), apart)
             for tile in self._tiles(rows)
             for overlaps in (False, True)
+            for apart in aparts
         ]
 
     def _tiles(self, rows: int) -> Iterator[Tile]:
@@ -98,7 +143,8 @@ class Matrix:
         for each in REGISTERS:
             tile = Tile(*each, registers=True)
             most = tile.warps * tile.columns * MOST_UNROLLED
-            if tile.divides(features, self.columns) and self.columns <= most:
+            fits = tile.columns * max(rows, 8) <= MOST_IN_REGISTERS
+            if fits and tile.divides(features, self.columns) and self.columns <= most:
                 yield tile
 
 
@@ -118,9 +164,9 @@ MODELS = {
     "qwen3-30b-a3b": (
         48,
         [
-            Matrix("qkv", 5120, 2048, norm=True),
+            Matrix("qkv", 5120, 2048, norm=True, behind_sum=True),
             Matrix("o", 2048, 4096, into=True),
-            Matrix("router", 128, 2048),
+            Matrix("router", 128, 2048, norm=True, behind_sum=True),
             Matrix("head", 151936, 2048, norm=True, head=True),
         ],
     ),
@@ -153,24 +199,36 @@ def place_of(matrix: Matrix, copies: int, rows: int, features: int | None = None
     )
 
 
-def kind_of(tile: Tile) -> str:
-    return "registers" if tile.registers else "cores" if tile.stages else "lanes"
+def rule(matrix: Matrix, rows: int) -> Form:
+    """The form that is checked in."""
+    shape = matrix.features, matrix.columns
+    tile = tile_for(rows, *shape, gated=matrix.gated, registers=True)
+    apart = matrix.norm and rows > normed_rows(*shape, gated=matrix.gated)
+    return Form(tile, apart or matrix.behind_sum)
 
 
-def rule(matrix: Matrix, rows: int) -> Tile:
-    """The tile that is checked in."""
-    return tile_for(rows, matrix.features, matrix.columns, gated=matrix.gated, registers=True)
-
-
-def fused(matrix: Matrix, place: Place, weight: Tensor, tile: Tile | None) -> None:
+def fused(
+    matrix: Matrix, place: Place, weight: Tensor, form: Form, pending: Tensor | None = None
+) -> None:
+    """The kernel for few rows, and a norm of its own where one is due."""
+    x, norm = place.x, place.norm if matrix.norm else None
+    if norm is not None and (form.apart or pending is not None):
+        x, norm = normed(place, pending, "overlap"), None
     multiply(
-        place.x, weight, place.out,
-        norm_weight=place.norm if matrix.norm else None, eps=EPS, gated=matrix.gated, into=matrix.into,
-        tile=tile, overlapped=OVERLAPPED, in_registers=multiply_in_registers,
+        x, weight, place.out,
+        norm_weight=norm, eps=EPS, gated=matrix.gated, into=matrix.into,
+        tile=form.tile, overlapped=OVERLAPPED, in_registers=multiply_in_registers,
     )  # fmt: skip
 
 
-def library(matrix: Matrix, place: Place, weight: Tensor) -> None:
+def normed(place: Place, pending: Tensor | None, launch: str) -> Tensor:
+    """Rows behind a norm of their own kernel, which also adds what is pending."""
+    if pending is None:
+        return NORMS[launch].rms_norm(place.x, place.norm, EPS)
+    return NORMS[launch].add_rms_norm(pending, place.x, place.norm, EPS)
+
+
+def library(matrix: Matrix, place: Place, weight: Tensor, pending: Tensor | None = None) -> None:
     """PyTorch's product alone."""
     if matrix.head:
         product(place.x, weight, torch.float32)
@@ -178,16 +236,50 @@ def library(matrix: Matrix, place: Place, weight: Tensor) -> None:
         functional.linear(place.x, weight)
 
 
-def unfused(matrix: Matrix, place: Place, weight: Tensor) -> None:
+def unfused(
+    matrix: Matrix,
+    place: Place,
+    weight: Tensor,
+    pending: Tensor | None = None,
+    launch: str = "overlap",
+) -> None:
     """PyTorch's product with the norm and the activation of their own kernels."""
     x = place.x
-    if matrix.norm and not matrix.head:
-        x = triton_add_rms_norm(place.nothing, x, place.norm, EPS)
-    elif matrix.norm:
-        x = triton_rms_norm(x, place.norm, EPS)
+    if matrix.norm:
+        x = normed(place, pending, launch)
     y = product(x, weight, torch.float32) if matrix.head else functional.linear(x, weight)
     if matrix.gated:
-        triton_silu_mul(y)
+        ACTIVATIONS[launch].silu_mul(y)
+
+
+class Division:
+    """How multiprocessors divide their memory between a cache and what kernels share, as Triton's kernels ask."""
+
+    PREFERRED = 9
+    """The driver's name of that attribute of a kernel."""
+
+    def __init__(self) -> None:
+        self.percent = -1
+        self._driver = ctypes.CDLL("libcuda.so.1")
+        self._kernels: list[int] = []
+        knobs.runtime.kernel_load_end_hook.add(self._loaded)
+
+    def _loaded(self, *loaded: Any, **_: Any) -> None:
+        kernel = loaded[1]
+        self._kernels.append(kernel)
+        self._ask(kernel)
+
+    def _ask(self, kernel: int) -> None:
+        failed = self._driver.cuFuncSetAttribute(
+            ctypes.c_void_p(kernel), self.PREFERRED, self.percent
+        )
+        assert not failed, f"cuFuncSetAttribute returned {failed}"
+
+    def set(self, percent: int) -> None:
+        """Ask for a share of shared memory in percent, or -1 for what the driver thinks best."""
+        self.percent = percent
+        for kernel in self._kernels:
+            self._ask(kernel)
 
 
 def replay_us(record: Callable[[], None]) -> float:
@@ -219,28 +311,28 @@ def each_us(matrix: Matrix, place: Place, call: Callable[[Matrix, Place, Tensor]
     return replay_us(record) / len(place.weights)
 
 
-def jobs(models: list[str], classes: list[int]) -> Iterator[tuple[Matrix, int, Tile]]:
+def jobs(models: list[str], classes: list[int]) -> Iterator[tuple[Matrix, int, Form]]:
     for model in models:
         for matrix in MODELS[model][1]:
             for rows in classes:
-                for tile in {*matrix.tiles(rows), rule(matrix, rows)}:
-                    yield matrix, rows, tile
+                for form in dict.fromkeys([*matrix.forms(rows), rule(matrix, rows)]):
+                    yield matrix, rows, form
 
 
-def compile_some(work: list[tuple[Matrix, int, Tile]]) -> list[str]:
+def compile_some(work: list[tuple[Matrix, int, Form]]) -> list[str]:
     """Compile kernels into Triton's cache, over a short weight of the same columns; returns what failed."""
     failed = []
-    for matrix, rows, tile in work:
+    for matrix, rows, form in work:
         features = 256 if matrix.features % 256 == 0 else 128
         place = place_of(matrix, 1, rows, features)
         try:
-            fused(matrix, place, place.weights[0], tile)
+            fused(matrix, place, place.weights[0], form)
         except Exception as error:
-            failed.append(f"{matrix.name} {rows} {tile}: {type(error).__name__} {str(error)[:120]}")
+            failed.append(f"{matrix.name} {rows} {form}: {type(error).__name__} {str(error)[:120]}")
     return failed
 
 
-def compile_all(work: list[tuple[Matrix, int, Tile]], workers: int) -> None:
+def compile_all(work: list[tuple[Matrix, int, Form]], workers: int) -> None:
     begun = time.perf_counter()
     parts = [work[at::workers] for at in range(workers)]
     with multiprocessing.get_context("spawn").Pool(workers) as pool:
@@ -250,7 +342,7 @@ def compile_all(work: list[tuple[Matrix, int, Tile]], workers: int) -> None:
         print("  failed:", line)
 
 
-def gap(matrix: Matrix, place: Place, tile: Tile) -> float:
+def gap(matrix: Matrix, place: Place, form: Form) -> float:
     """The largest difference from PyTorch's float32 product, relative to the larger of 1 and that."""
     weight, x = place.weights[0].float(), place.x.float()
     if matrix.norm:
@@ -260,103 +352,184 @@ def gap(matrix: Matrix, place: Place, tile: Tile) -> float:
         gate, up = y.chunk(2, dim=-1)
         y = functional.silu(gate) * up
     place.out.zero_()
-    fused(matrix, place, place.weights[0], tile)
+    fused(matrix, place, place.weights[0], form)
     return ((place.out.float() - y).abs() / y.abs().clamp(min=1)).max().item()
 
 
-def sweep(model: str, classes: list[int]) -> dict[tuple[int, str], dict[Tile, float]]:
-    """Time every tile; returns the times by row class and matrix."""
+Times = dict[tuple[int, str], dict[Form, float]]
+"""Microseconds of forms by row class and matrix."""
+
+
+def sweep(model: str, classes: list[int]) -> Times:
+    """Time every form."""
     copies, parts = MODELS[model]
-    found: dict[tuple[int, str], dict[Tile, float]] = {}
+    found: Times = {}
     for matrix in parts:
         weights = place_of(matrix, 1 if matrix.head else copies, 1).weights
         floor = matrix.bytes / BYTES_PER_S * 1e6
         for rows in classes:
             place = place_of(matrix, 0, rows)
             place.weights = weights
-            times: dict[Tile, float] = {}
-            for tile in dict.fromkeys([rule(matrix, rows), *matrix.tiles(rows)]):
+            times: dict[Form, float] = {}
+            for form in dict.fromkeys([rule(matrix, rows), *matrix.forms(rows)]):
                 try:
-                    times[tile] = each_us(matrix, place, partial(fused, tile=tile))
+                    times[form] = each_us(matrix, place, partial(fused, form=form))
                 except Exception as error:
-                    print(f"  failed: {matrix.name} {rows} {tile}: {str(error)[:160]}")
+                    print(f"  failed: {matrix.name} {rows} {form}: {str(error)[:160]}")
             found[rows, matrix.name] = times
             checked_in = times.get(rule(matrix, rows), float("nan"))
             print(f"{model} {matrix.name} {rows} rows: floor {floor:.2f}, rule {checked_in:.2f}")
-            for kind in KINDS:
-                for overlaps in (False, True):
-                    same = [
-                        tile
-                        for tile in times
-                        if kind_of(tile) == kind and tile.overlaps == overlaps
-                    ]
-                    order = sorted(same, key=times.__getitem__)
-                    if order:
-                        shown = " ".join(
-                            f"{tile.features}/{tile.columns}/{tile.warps}/{tile.stages}={times[tile]:.2f}"
-                            for tile in order[:4]
-                        )
-                        worst = gap(matrix, place, order[0])
-                        name = f"{kind} {'overlap' if overlaps else 'order'}"
-                        print(f"    {name:18} {shown}, gap {worst:.4f}")
-            alone = each_us(matrix, place, library)
-            whole = each_us(matrix, place, unfused)
-            print(f"    cuBLAS {alone:.2f}, with its neighbours {whole:.2f}", flush=True)
-            LIBRARY[model, rows, matrix.name] = whole
+            for way in sorted({form.way for form in times}):
+                order = sorted((f for f in times if f.way == way), key=times.__getitem__)
+                shown = " ".join(
+                    f"{form.tile.features}/{form.tile.columns}/{form.tile.warps}/{form.tile.stages}"
+                    f"={times[form]:.2f}"
+                    for form in order[:4]
+                )
+                worst = gap(matrix, place, order[0])
+                print(f"    {way:24} {shown}, gap {worst:.4f}")
+            alone, whole, slow = (
+                each_us(matrix, place, call)
+                for call in (library, unfused, partial(unfused, launch="order"))
+            )
+            print(
+                f"    cuBLAS {alone:.2f}, with its neighbours {whole:.2f}, those in order {slow:.2f}",
+                flush=True,
+            )
         del weights
         torch.cuda.empty_cache()
     return found
 
 
-LIBRARY: dict[tuple[str, int, str], float] = {}
-"""Microseconds of the library's product and its neighbours by model, row class and matrix."""
-
-
-def fastest(times: dict[Tile, float], way: str) -> Tile | None:
-    """The fastest tile of a way: a kind, a launch, both, or `any`."""
-    fitting = [
-        tile
-        for tile in times
-        if way == "any"
-        or set(way.split()) <= {kind_of(tile), "overlap" if tile.overlaps else "order"}
-    ]
+def fastest(times: dict[Form, float], way: str) -> Form | None:
+    """The fastest form of a way: a kind, a launch, both, or `any`."""
+    fitting = [form for form in times if way == "any" or set(way.split()) <= set(form.way.split())]
     return min(fitting, key=times.__getitem__, default=None)
 
 
-def chain_us(
-    model: str, rows: int, found: dict[tuple[int, str], dict[Tile, float]], way: str
-) -> float:
-    """Microseconds of all products of a decode step, in their order."""
-    copies, parts = MODELS[model]
-    places = {m.name: place_of(m, 0, rows) for m in parts}
-    weights = CHAIN_WEIGHTS[model]
-    calls: dict[str, Callable[[Matrix, Place, Tensor], None]] = {}
-    for matrix in parts:
-        most = fused_rows(matrix.features, matrix.columns, gated=matrix.gated)
-        times = found.get((row_class(rows), matrix.name), {}) if rows <= 16 else {}
-        tile = fastest(times, "any" if way == "best" else way)
-        if way == "cublas":
-            calls[matrix.name] = library
-        elif way == "checked in" and rows <= most:
-            calls[matrix.name] = partial(fused, tile=None)
-        elif tile is None or (
-            way == "best" and times[tile] > LIBRARY[model, row_class(rows), matrix.name]
-        ):
-            calls[matrix.name] = unfused
-        else:
-            calls[matrix.name] = partial(fused, tile=tile)
+class Chain:
+    """All products of a decode step of a model, in their order, and their neighbours."""
 
-    def record() -> None:
-        for layer in range(copies):
-            for matrix in parts[:-1]:
-                calls[matrix.name](matrix, places[matrix.name], weights[matrix.name][layer])
-        head = parts[-1]
-        calls[head.name](head, places[head.name], weights[head.name][0])
+    def __init__(self, model: str, rows: int, times: Times) -> None:
+        self.model, self.rows, self.times = model, rows, times
+        self._copies, self.parts = MODELS[model]
+        self._places = {m.name: place_of(m, 0, rows) for m in self.parts}
+        width = self.parts[0].columns
+        self._sum = torch.zeros((rows, width), device="cuda", dtype=torch.bfloat16)
 
-    return replay_us(record)
+    def swept(self, matrix: Matrix) -> dict[Form, float]:
+        return self.times.get((row_class(self.rows), matrix.name), {}) if self.rows <= 32 else {}
+
+    def forms(self, way: str) -> dict[str, Form | None]:
+        """The form of every matrix by name, None for the library's product."""
+        if way != "checked in":
+            return {m.name: fastest(self.swept(m), way) for m in self.parts}
+        return {
+            m.name: rule(m, self.rows)
+            if self.rows <= fused_rows(m.features, m.columns, gated=m.gated)
+            else None
+            for m in self.parts
+        }
+
+    def us(self, forms: dict[str, Form | None], launch: str = "overlap") -> float:
+        """Microseconds of a step with those forms."""
+        return replay_us(partial(self._record, forms, launch))
+
+    def bare_us(self) -> float:
+        """Microseconds of the library's products without neighbours."""
+
+        def record() -> None:
+            for matrix, weight in self._steps():
+                library(matrix, self._places[matrix.name], weight)
+
+        return replay_us(record)
+
+    def _steps(self) -> Iterator[tuple[Matrix, Tensor]]:
+        weights = CHAIN_WEIGHTS[self.model]
+        for layer in range(self._copies):
+            for matrix in self.parts[:-1]:
+                yield matrix, weights[matrix.name][layer]
+        yield self.parts[-1], weights[self.parts[-1].name][0]
+
+    def _record(self, forms: dict[str, Form | None], launch: str) -> None:
+        pending = False
+        for matrix, weight in self._steps():
+            place, form = self._places[matrix.name], forms[matrix.name]
+            # Experts leave a sum behind for the norm of the next queries, but none for the router.
+            behind = pending or (matrix.behind_sum and matrix.name == "qkv")
+            waiting = self._sum if behind and not matrix.head else None
+            if form is None:
+                unfused(matrix, place, weight, waiting, launch)
+            else:
+                fused(matrix, place, weight, form, waiting)
+            pending = form is None if matrix.into else False
+
+    def search(self) -> tuple[float, dict[str, Form | None]]:
+        """Forms that make the chain fast, found by changing one matrix at a time."""
+        candidates: dict[str, list[Form | None]] = {}
+        for matrix in self.parts:
+            times = self.swept(matrix)
+            order = sorted(times, key=times.__getitem__)
+            best = {form.way: form for form in reversed(order)}
+            ways = sorted(best.values(), key=times.__getitem__)
+            candidates[matrix.name] = list(dict.fromkeys([None, *ways[:5], *order[:4]]))
+        starts = [
+            {name: each[0] for name, each in candidates.items()},
+            self.forms("any"),
+            self.forms("registers overlap"),
+            self.forms("lanes overlap"),
+        ]
+        least, forms = min(((self.us(each), each) for each in starts), key=lambda pair: pair[0])
+        for _ in range(2):
+            before = least
+            for name, each in candidates.items():
+                for form in each:
+                    if form == forms[name]:
+                        continue
+                    tried = {**forms, name: form}
+                    took = self.us(tried)
+                    if took < least * 0.999:
+                        least, forms = took, tried
+            if least == before:
+                break
+        return least, forms
 
 
 CHAIN_WEIGHTS: dict[str, dict[str, list[Tensor]]] = {}
+
+
+def chains(
+    model: str, rows: int, times: Times, *, swept: bool, division: Division
+) -> tuple[str, list[str]]:
+    """A line of the table, and lines for the tables of tiles."""
+    chain = Chain(model, rows, times)
+    measured: dict[str, list[float]] = {}
+    lines: list[str] = []
+    ways = ["checked in"]
+    if swept:
+        ways += sorted({form.way for m in chain.parts for form in chain.swept(m)})
+    for percent in (-1, 100):
+        division.set(percent)
+        nothing: dict[str, Form | None] = {m.name: None for m in chain.parts}
+        results = {
+            "library bare": chain.bare_us(),
+            "library order": chain.us(nothing, "order"),
+            "library": chain.us(nothing),
+        }
+        results |= {way: chain.us(chain.forms(way)) for way in ways}
+        if swept:
+            results["search"], found = chain.search()
+            lines.append(f"# {model} {rows} rows, {percent} %: {results['search'] / 1e3:.3f} ms")
+            for matrix in chain.parts:
+                form = found[matrix.name]
+                shape = f"{rows}, {matrix.features}, {matrix.columns}, {matrix.gated}"
+                shown = "the library" if form is None else f"{form.tile}{' apart' * form.apart}"
+                lines.append(f"    ({shape}): {shown}")
+        for way, took in results.items():
+            measured.setdefault(way, []).append(took / 1e3)
+    division.set(-1)
+    shown = ", ".join(f"{way} {one:.3f}/{two:.3f}" for way, (one, two) in measured.items())
+    return f"{model} {rows:3} rows: {shown}", lines
 
 
 def main() -> None:
@@ -367,11 +540,9 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="time the checked-in tiles only")
     options = parser.parse_args()
     classes = [] if options.quick else options.classes
-    ways = ["checked in", "unfused", "cublas"]
     if classes:
-        kinds = [f"{kind} {launch}" for kind in KINDS for launch in ("order", "overlap")]
-        ways += ["best", "any", *kinds]
         compile_all(list(jobs(options.models, classes)), options.workers)
+    division = Division()
     table, lines = [], []
     for model in options.models:
         copies, parts = MODELS[model]
@@ -380,21 +551,13 @@ def main() -> None:
             m.name: place_of(m, 1 if m.head else copies, 1).weights for m in parts
         }
         floor = sum(m.bytes * (1 if m.head else copies) for m in parts) / BYTES_PER_S * 1e3
+        table.append(f"{model}: floor {floor:.3f} ms")
         for rows in ROWS:
-            swept = rows <= 16 and row_class(rows) in classes
-            few = [way for way in ways if swept or way in ("checked in", "unfused", "cublas")]
-            times = {way: chain_us(model, rows, found, way) / 1e3 for way in few}
-            shown = ", ".join(f"{way} {ms:.3f}" for way, ms in times.items())
-            table.append(f"{model} {rows:3} rows: floor {floor:.3f} ms, {shown}")
-        lines.append(f"# {model}")
-        for (rows, name), times in found.items():
-            matrix = next(m for m in parts if m.name == name)
-            tile = fastest(times, "any")
-            if tile is not None:
-                library_us = LIBRARY[model, rows, name]
-                wins = "" if times[tile] <= library_us else f"  # library {library_us:.2f}"
-                shape = f"{rows}, {matrix.features}, {matrix.columns}, {matrix.gated}"
-                lines.append(f"    ({shape}): {tile},  # {times[tile]:.2f}{wins}")
+            swept = rows in classes
+            row, more = chains(model, rows, found, swept=swept, division=division)
+            table.append(row)
+            print("\n".join([*more, row]), flush=True)
+            lines += more
         del CHAIN_WEIGHTS[model]
         torch.cuda.empty_cache()
     print("\n".join(lines))
