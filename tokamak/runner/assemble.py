@@ -118,10 +118,12 @@ def assemble(config: EngineConfig, exchange: Exchange | None = None) -> Rank:
                 load_random(model, config.model.seed, build.device)
             else:
                 load_model(model, open_checkpoint(Path(config.model.path)), build.device)
+        with _timed(load_s, "tokenizer"):
+            grammar = _make_grammar(config)
         with _timed(load_s, "kernels"):
             ahead.wait()
     with _timed(load_s, "caches"):
-        sampler = _make_sampler(config, build)
+        sampler = _make_sampler(config, build, grammar)
         start = _with_measured_cost(planned, sampler, exchange)
         wired = wire(
             start,
@@ -204,14 +206,18 @@ def _verified(wired: Wired) -> tuple[Verdict, ...]:
     return verdicts
 
 
-def _make_sampler(config: EngineConfig, build: Build) -> Sampler:
-    vocab_tokens = config.model.facts.vocab_tokens
+def _make_grammar(config: EngineConfig) -> GrammarFactory:
     tokenizer = load_tokenizer(Path(config.model.path), load_format=config.model.load_format)
-    grammar = GrammarFactory(
-        tokenizer.to_json(), vocab_tokens=vocab_tokens, eos_ids=tokenizer.eos_ids
+    return GrammarFactory(
+        tokenizer.to_json(),
+        vocab_tokens=config.model.facts.vocab_tokens,
+        eos_ids=tokenizer.eos_ids,
     )
+
+
+def _make_sampler(config: EngineConfig, build: Build, grammar: GrammarFactory) -> Sampler:
     sampler = Sampler(
-        vocab_tokens=vocab_tokens,
+        vocab_tokens=config.model.facts.vocab_tokens,
         slots=config.scheduler.max_num_seqs + 1,
         device=build.device,
         grammar=grammar,
