@@ -44,6 +44,7 @@ from tokamak.ops.paged_attention.triton_sm90 import OVERLAPPED
 from tokamak.ops.rope.triton import triton_rotate_and_cache
 from tokamak.ops.rotate_cache_attend import rotate_cache_attend
 from tokamak.ops.rotate_cache_attend.triton import TritonDecode
+from tokamak.ops.rotate_cache_attend.triton_sm90 import fetch
 
 HEADS = {"0.6B": (16, 8), "8B": (32, 8), "30B": (32, 4)}
 NORMED = ("0.6B", "30B")
@@ -168,10 +169,14 @@ class Decode:
         )  # fmt: skip
         return rotation, (self.table, self.lengths, self.starts, 1, DIM**-0.5, 0, self.out)
 
-    def call(self, form: DecodeForm | None, layer: int, launch: Launch | None = None) -> None:
-        """One layer."""
+    def call(
+        self, form: DecodeForm, layer: int, launch: Launch | None = None, *, asks: bool = True
+    ) -> None:
+        """One layer. `asks`: whether it asks for blocks ahead, where the device can."""
         rotation, attention = self._arguments(layer)
-        TritonDecode(launch or _launch(), form).rotate_cache_attend(*rotation, *attention)
+        launch = launch or _launch()
+        asking = fetch if asks and launch is OVERLAPPED else None
+        TritonDecode(launch, asking, form).rotate_cache_attend(*rotation, *attention)
 
     def apart(self, layer: int) -> None:
         """One layer, in two launches."""
@@ -358,11 +363,13 @@ def decode_table(models: list[str], *, quick: bool) -> list[str]:
             _check_forms(step.out, step.reference, calls.items())
         timed = {form: step.seconds(partial(step.call, form)) for form in calls}
         best = sorted(timed, key=lambda form: timed[form])
+        not_asking = step.seconds(partial(step.call, chosen, asks=False))
         in_order = step.seconds(partial(step.call, chosen, launch=IN_ORDER))
         after = [form for form in best if form.merge == "after"][:1]
         loop = [form for form in best if not form.ahead][:1]
         labelled = [
             ("chosen", chosen, timed[chosen]),
+            ("chosen, not asking", chosen, not_asking),
             ("chosen, in order", chosen, in_order),
             ("chosen, apart", chosen, step.seconds(step.apart)),
             *(("best", form, timed[form]) for form in best[:4]),

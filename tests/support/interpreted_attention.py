@@ -31,12 +31,9 @@ FORMS = (
 
 
 DECODE_FORMS = (
-    "chosen",
-    "three splits",
-    "three splits ahead",
-    "four splits merged afterwards",
-    "one split ahead",
-)
+    "chosen", "three splits", "three splits ahead", "four splits merged afterwards", "one split ahead",
+    "two splits asking",
+)  # fmt: skip
 """Of rotate_cache_attend."""
 
 
@@ -102,16 +99,17 @@ def _forms() -> dict[str, Callable[..., None]]:
 def _decode_forms() -> dict[str, Callable[..., None]]:
     """What each form of rotate_cache_attend calls."""
     from tokamak.ops.paged_attention.triton_decode import DecodeForm
-    from tokamak.ops.rotate_cache_attend.triton import TritonDecode
+    from tokamak.ops.rotate_cache_attend.triton import TritonDecode, fetch_nothing
 
     forms = (
-        None,
-        DecodeForm(3, 32, 4, 3, "here"),
-        DecodeForm(3, 32, 2, 3, "here", ahead=True),
-        DecodeForm(4, 16, 4, 3, "after", ahead=True),
-        DecodeForm(1, 64, 4, 3, "here", ahead=True),
+        (None, None),
+        (None, DecodeForm(3, 32, 4, 3, "here")),
+        (None, DecodeForm(3, 32, 2, 3, "here", ahead=True)),
+        (None, DecodeForm(4, 16, 4, 3, "after", ahead=True)),
+        (None, DecodeForm(1, 64, 4, 3, "here", ahead=True)),
+        (fetch_nothing, DecodeForm(2, 32, 2, 3, "here")),
     )
-    calls = (TritonDecode(form=form).rotate_cache_attend for form in forms)
+    calls = (TritonDecode(fetch=fetch, form=form).rotate_cache_attend for fetch, form in forms)
     return dict(zip(DECODE_FORMS, calls, strict=True))
 
 

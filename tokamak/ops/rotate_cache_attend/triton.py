@@ -4,6 +4,9 @@
 A program rotates the queries it needs. A request's last split also rotates the newest keys, writes them and the
 newest values to the cache, and begins its softmax with them; cached rows of earlier steps are all that the
 tiles of keys hold, so nothing is read that this kernel writes.
+
+FETCH is how a chip asks its second cache for blocks of keys and values before a program waits for the kernel
+before it. START and READY: as in paged decode.
 """
 
 from __future__ import annotations
@@ -33,11 +36,19 @@ from tokamak.ops.rope.triton import triton_rotate_and_cache
 from tokamak.ops.rotate_cache_attend.reference import rotate_cache_attend
 from tokamak.ops.triton_facts import fits, rows_of
 
-VARYING = ("window", "table_blocks")
+BYTES_AHEAD = 24 << 20
+"""Bytes that all programs together may ask for ahead: about half of a second cache."""
+VARYING = ("window", "table_blocks", "asked_blocks")
 """Arguments whose numbers make no kernel of their own; of the next, whose alignment makes none."""
 SLICED = ("table_ptr", "lengths_ptr", "positions_ptr", "slots_ptr")
+LANES_PER_WARP = 32
 LEAST_ROWS = 1 if torch.version.hip is None else 16
 """Rows of a product that matrix units take; AMD's take no fewer."""
+
+
+@triton.jit
+def fetch_nothing(place_ptr, size) -> None:
+    """Keys and values come when they are loaded."""
 
 
 @triton.jit
@@ -95,6 +106,7 @@ def _rotate_cache_attend_kernel(
     window,
     kv_heads,
     table_blocks,
+    asked_blocks,
     stride_qkv_token,
     stride_cos_sin_position,
     stride_k_block,
@@ -122,8 +134,11 @@ def _rotate_cache_attend_kernel(
     WINDOWED: tl.constexpr,
     MERGE_HERE: tl.constexpr,
     AHEAD: tl.constexpr,
+    ASKS: tl.constexpr,
+    LANES: tl.constexpr,
     START: tl.constexpr,
     READY: tl.constexpr,
+    FETCH: tl.constexpr,
 ):
     START()
     Q_ROWS: tl.constexpr = GROUPS * Q_WIDTH
@@ -137,6 +152,14 @@ def _rotate_cache_attend_kernel(
     # Asked for before the length is here, so that the two are waited for at once.
     entries = (tile * TILE + in_tile) // BLOCK_TOKENS
     blocks = tl.load(table + entries, mask=entries < table_blocks, other=0)
+    if ASKS:
+        # A lane asks for one block: those of the program's first tile, then of its next.
+        BLOCKS: tl.constexpr = TILE // BLOCK_TOKENS
+        lane = tl.arange(0, LANES)
+        to_ask = (tile + lane // BLOCKS * SPLITS) * BLOCKS + lane % BLOCKS
+        asked = tl.load(
+            table + to_ask, mask=(lane < asked_blocks) & (to_ask < table_blocks), other=0
+        )
     cached = tl.load(lengths_ptr + request) - Q_WIDTH
     tokens = request.to(tl.int64) * Q_WIDTH
     real = rows < Q_ROWS
@@ -159,6 +182,16 @@ def _rotate_cache_attend_kernel(
     oldest = cached + rows // GROUPS - window + 1
     k_base = k_ptr + head64 * stride_k_head
     v_base = v_ptr + head64 * stride_v_head
+    if ASKS:
+        SIZE: tl.constexpr = BLOCK_TOKENS * DIM * (k_ptr.dtype.element_ty.primitive_bitwidth // 8)
+        if WINDOWED:
+            to_ask = (tile + lane // BLOCKS * SPLITS) * BLOCKS + lane % BLOCKS
+            asked = tl.load(
+                table + to_ask, mask=(lane < asked_blocks) & (to_ask < table_blocks), other=0
+            )
+        size = tl.where((lane < asked_blocks) & (to_ask * BLOCK_TOKENS < cached), SIZE, 0)
+        FETCH(k_base + asked.to(tl.int64) * stride_k_block, size)
+        FETCH(v_base + asked.to(tl.int64) * stride_v_block, size)
     row_in_block = in_tile % BLOCK_TOKENS
     at = tile * TILE + in_tile
     if AHEAD:
@@ -276,12 +309,19 @@ def _rotate_cache_attend_kernel(
 
 
 class TritonDecode:
-    """Decode rows on these kernels, started as a chip can: `launch` as of `paged_decode`."""
+    """Decode rows on these kernels, started as a chip can: `launch` as of `paged_decode`.
+
+    fetch: asks the second cache for some bytes at every place, 0 for none; takes pointers and int32 sizes.
+    """
 
     def __init__(
-        self, launch: Mapping[str, object] = IN_ORDER, form: DecodeForm | None = None
+        self,
+        launch: Mapping[str, object] = IN_ORDER,
+        fetch: object | None = None,
+        form: DecodeForm | None = None,
     ) -> None:
         self._launch = launch
+        self._fetch = fetch
         self._form = form
         self._attention = TritonAttention(launch)
 
@@ -331,6 +371,7 @@ class TritonDecode:
         form = self._form or choose_form(requests, kv_heads, row_bytes, qkv.device)
         splits, wide_dim = form.splits, max(triton.next_power_of_2(head_dim), 16)
         arrived = arrivals(qkv.device) if form.merge == "here" and pairs <= COUNTERS else None
+        asked_blocks = self._asked_blocks(k_cache, v_cache, form, pairs)
         partial = out
         if splits > 1:
             room = pairs * splits * rows * (head_dim + 2)
@@ -339,7 +380,7 @@ class TritonDecode:
             qkv, positions, cos_sin, k_cache, v_cache, write_slots,
             qkv if q_norm is None else q_norm, qkv if k_norm is None else k_norm,
             block_table, lengths, out, partial, lengths if arrived is None else arrived,
-            eps, scale, window, kv_heads, block_table.shape[1],
+            eps, scale, window, kv_heads, block_table.shape[1], asked_blocks,
             qkv.stride(0), cos_sin.stride(0),
             k_cache.stride(0), k_cache.stride(1), k_cache.stride(2),
             v_cache.stride(0), v_cache.stride(1), v_cache.stride(2),
@@ -350,12 +391,23 @@ class TritonDecode:
             SPLITS=splits, WIDE_SPLITS=triton.next_power_of_2(splits),
             MERGE_ROWS=rows_to_merge(splits, rows, wide_dim), WINDOWED=window > 0,
             MERGE_HERE=arrived is not None and splits > 1, AHEAD=form.ahead,
+            ASKS=asked_blocks > 0, LANES=LANES_PER_WARP * form.warps, FETCH=self._fetch or fetch_nothing,
             num_warps=form.warps, num_stages=form.stages, **self._launch,
         )  # fmt: skip
         if splits > 1 and arrived is None:
             merge_splits(
                 partial, lengths, out, kv_heads, q_width, q_width, window, form, self._launch
             )
+
+    def _asked_blocks(self, k_cache: Tensor, v_cache: Tensor, form: DecodeForm, pairs: int) -> int:
+        """How many blocks a program asks for ahead; 0 where a chip cannot, or a head's rows do not lie together."""
+        _, _, block_tokens, head_dim = k_cache.shape
+        together = k_cache.stride(2) == v_cache.stride(2) == head_dim
+        if self._fetch is None or not together or form.tile % block_tokens:
+            return 0
+        size = block_tokens * head_dim * k_cache.element_size()
+        room = BYTES_AHEAD // (pairs * form.splits * 2 * size)
+        return min(room, LANES_PER_WARP * form.warps)
 
 
 triton_rotate_cache_attend = rotate_cache_attend.backend("triton", fits=fits)(
