@@ -20,6 +20,10 @@ from tokamak.runner.status import NO_TOKEN, PrevStatus
 from tokamak.sampling.sampler import HARMLESS_ID, Sampled, bad_peaks
 
 
+NO_PLACE = -1
+"""Of a row that samples nothing."""
+
+
 class InFlightResult:
     """A launched step. `launch` makes one; any thread may read it.
 
@@ -68,7 +72,7 @@ class InFlightResult:
                 packed = torch.stack((token_ids, bits), dim=1)
             host = torch.empty(packed.shape, dtype=torch.int32, pin_memory=True)
             host.copy_(packed, non_blocking=True)
-            event = torch.cuda.Event()
+            event = torch.Event(token_ids.device)
             event.record()
             arrival = event.synchronize
             token_ids = host[:, 0]
@@ -112,26 +116,25 @@ class InFlightResult:
 
     def take(self) -> StepResult:
         """The step's tokens row by row; waits for them if nobody has."""
-        plan, sampled, status = self.plan, self._sampled, self.status()
+        plan, sampled = self.plan, self._sampled
         token_ids = self.arrive().tolist()
-        is_sampled = status.next_token != NO_TOKEN
-        ends = np.where(is_sampled, status.accepted + 1, 0).cumsum().tolist()
-        place = np.where(is_sampled, is_sampled.cumsum() - 1, -1).tolist()
+        places = range(len(token_ids))
+        if plan.prefill_rows:
+            is_sampled = np.zeros(plan.scheduled_requests, dtype=np.bool_)
+            is_sampled[plan.sampled_rows] = True
+            places = np.where(is_sampled, is_sampled.cumsum() - 1, NO_PLACE).tolist()
+        finished, errors, asked = sampled.finished, self._errors, self._prompt_logprobs
         rows: list[RowResult] = []
-        first = 0
-        for row, (request_id, at, end) in enumerate(
-            zip(plan.request_ids, place, ends, strict=True)
-        ):
-            logprobs = sampled.logprobs[at] if at >= 0 else None
+        for row, (request_id, at) in enumerate(zip(plan.request_ids, places, strict=True)):
+            logprobs = None if at == NO_PLACE else sampled.logprobs[at]
             rows.append(
                 RowResult(
                     request_id=request_id,
-                    token_ids=tuple(token_ids[first:end]),
+                    token_ids=() if at == NO_PLACE else (token_ids[at],),
                     logprobs=() if logprobs is None else (logprobs,),
-                    prompt_logprobs=tuple(self._prompt_logprobs.get(row, ())),
-                    complete=at in sampled.finished,
-                    error=self._errors.get(at, ""),
+                    prompt_logprobs=tuple(asked[row]) if row in asked else (),
+                    complete=at in finished,
+                    error=errors.get(at, ""),
                 )
             )
-            first = end
         return StepResult(seq=plan.seq, rows=tuple(rows))

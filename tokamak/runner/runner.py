@@ -146,7 +146,7 @@ class ModelRunner:
             packed = self._choice.replay(context)
             if packed is not None:
                 return Sampled.of_packed(packed)
-        positions = (plan.computed_before + plan.query_lens)[rows]
+        positions = plan.lengths[rows]
         logits = self._model.logits(hidden.index_select(0, context.inputs.logit_rows))
         where = self._inputs.sampled
         sampled = self._sampler.sample(logits, slots, positions, self._inputs.history, where)

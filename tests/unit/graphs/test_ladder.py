@@ -107,7 +107,7 @@ def test_a_token_ladder_without_a_top_is_refused():
 
 def test_no_other_module_searches_a_ladder():
     search = re.compile(
-        r"\bbisect|\bsearchsorted|\bbucketize|\bdigitize|\.buckets\b.*\b(min|next)\b"
+        r"\bbisect(_left|_right)?\(|\bsearchsorted|\bbucketize|\bdigitize|\.buckets\b.*\b(min|next)\b"
     )
     stepping = ("core", "graphs", "layers", "speculative", "runner", "engine")
 
