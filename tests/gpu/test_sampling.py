@@ -11,8 +11,8 @@ from tokamak.core.request import SamplingParams
 from tokamak.device.facts import device_facts
 from tokamak.device.staging import staged
 from tokamak.ops.load import load_backends
-from tokamak.ops.sample import argmax_rows, token_weights
-from tokamak.sampling.noise import uniforms, uniforms_of
+from tokamak.ops.sample import argmax_rows, draw_rows, token_weights, uniforms_of
+from tokamak.sampling.noise import uniforms
 from tokamak.sampling.sampler import Sampler
 
 HAS_GPU = torch.cuda.is_available()
@@ -46,6 +46,7 @@ def a_sampler(device: torch.device, params: list[SamplingParams]) -> Sampler:
         entropy=b"same",
         weigh=token_weights.bind(facts)[0],
         find=argmax_rows.bind(facts)[0],
+        draw_all=draw_rows.bind(facts)[0],
     )
     for slot, each in enumerate(params):
         sampler.admit(

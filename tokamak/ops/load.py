@@ -61,6 +61,7 @@ BACKEND_MODULES = {
         "tokamak.ops.rotate_cache_attend.triton_sm90",
         "tokamak.ops.rotate_cache_attend.triton",
         "tokamak.ops.sample.triton",
+        "tokamak.ops.sample.triton_draw",
         "tokamak.ops.step_prep.triton",
     ),
     "torch": ("tokamak.ops.paged_attention.padded_backend",),

@@ -27,7 +27,7 @@ from tokamak.layers.model import Model
 from tokamak.layers.moe import StackedExperts
 from tokamak.models.registry import find
 from tokamak.ops.load import load_backends
-from tokamak.ops.sample import argmax_rows, token_weights
+from tokamak.ops.sample import argmax_rows, draw_rows, token_weights
 from tokamak.runner.ahead import CompileAhead
 from tokamak.runner.dummy import NULL_SLOT
 from tokamak.runner.exchange import Exchange, LocalExchange
@@ -224,6 +224,7 @@ def _make_sampler(config: EngineConfig, build: Build, grammar: GrammarFactory) -
         entropy=config.model.seed.to_bytes(8, "little"),
         weigh=build.bind(token_weights),
         find=build.bind(argmax_rows),
+        draw_all=build.bind(draw_rows),
     )
     sampler.admit(
         NULL_SLOT,

@@ -27,8 +27,9 @@ from tokamak.device.facts import device_facts
 from tokamak.graphs.region import EagerRegion, begin_forward
 from tokamak.graphs.streams import SideStreams
 from tokamak.layers.attention.prepare import AttnBuilder
+from tokamak.layers.build import Build
 from tokamak.layers.model import Model
-from tokamak.ops.sample import argmax_rows, token_weights
+from tokamak.ops.sample import TABLE_COLUMNS, argmax_rows, draw_rows, token_weights
 from tokamak.ops.triton_launches import Job, compile_all, noted_launches, target_of
 from tokamak.runner.ahead import Order, finished
 from tokamak.runner.assemble import Planned, make_build, plan_rank
@@ -67,7 +68,16 @@ def kernels_of(config: EngineConfig, multiprocessors: int) -> list[Job]:
             scores = _scores(model, prepare(plan, shape))
             _, peaks = choose(scores)
             weigh(scores, peaks, peaks)
+        _draw_once(config, build)
     return jobs
+
+
+def _draw_once(config: EngineConfig, build: Build) -> None:
+    """Draw for one row: the kernels are those of any number of rows."""
+    scores = torch.empty((1, config.model.facts.vocab_tokens), device=META)
+    table = torch.empty((1, TABLE_COLUMNS), dtype=torch.int64, device=META)
+    first = torch.empty(1, dtype=torch.int32, device=META)
+    build.bind(draw_rows)(scores, table, first, first)
 
 
 def _steps(start: StartPlan) -> Iterator[tuple[StepPlan, StepShape]]:

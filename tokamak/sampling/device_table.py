@@ -5,63 +5,32 @@ Written when a request is admitted, so that a step looks its rows up without a c
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 import torch
-from torch import Tensor
 
 from tokamak.device.staging import staged
-from tokamak.sampling.noise import uniforms_of
+from tokamak.ops.sample import TABLE_COLUMNS
 from tokamak.sampling.slot_table import SlotTable
-
-COLUMNS = 5
-"""Temperature, top-p and min-p as the bits of float64, then top-k and the request's key."""
-
-
-@dataclass(frozen=True, slots=True)
-class Numbers:
-    """What some rows need to draw, on the scores' device. All [rows, 1]."""
-
-    temperature: Tensor  # float64
-    top_p: Tensor  # float64, 1 where off
-    min_p: Tensor  # float64, 0 where off
-    top_k: Tensor  # int64, vocab where off
-    uniforms: Tensor  # float64, in [0, 1)
-
-    def at(self, rows: Tensor) -> Numbers:
-        """The same for some of the rows. rows: [some] int64."""
-        return Numbers(
-            self.temperature[rows],
-            self.top_p[rows],
-            self.min_p[rows],
-            self.top_k[rows],
-            self.uniforms[rows],
-        )
 
 
 class DeviceTable:
-    """A row of numbers by slot."""
+    """A row of numbers by slot, as the op `draw_rows` reads it."""
 
     def __init__(self, slots: int, device: torch.device) -> None:
-        self._rows = torch.zeros(slots, COLUMNS, dtype=torch.int64, device=device)
+        self.rows = torch.zeros(slots, TABLE_COLUMNS, dtype=torch.int64, device=device)
+        """Zeros, which is a temperature of 0, where the likeliest token is wanted."""
+        self._draws = np.zeros(slots, np.bool_)
 
     def set(self, slot: int, table: SlotTable) -> None:
         """Copy a slot's parameters, behind all steps launched so far and before all later ones."""
-        row = np.empty(COLUMNS, np.int64)
-        row[:3].view(np.float64)[:] = table.temperature[slot], table.top_p[slot], table.min_p[slot]
-        row[3] = table.top_k[slot]
-        row[4:].view(np.uint64)[0] = table.key[slot]
-        self._rows[slot].copy_(staged(row, self._rows.device))
-
-    def numbers(self, slots: Tensor, positions: Tensor) -> Numbers:
-        """What rows in these slots draw with at these positions. slots, positions: [rows] integers."""
-        rows = self._rows.index_select(0, slots)
-        floats = rows[:, :3].view(torch.float64)
-        return Numbers(
-            temperature=floats[:, 0:1],
-            top_p=floats[:, 1:2],
-            min_p=floats[:, 2:3],
-            top_k=rows[:, 3:4],
-            uniforms=uniforms_of(rows[:, 4:5], positions[:, None]),
-        )
+        draws = not table.greedy[slot]
+        if not draws and not self._draws[slot]:
+            return
+        self._draws[slot] = draws
+        row = np.zeros(TABLE_COLUMNS, np.int64)
+        if draws:
+            numbers = table.temperature[slot], table.top_p[slot], table.min_p[slot]
+            row[:3].view(np.float64)[:] = numbers
+            row[3] = table.top_k[slot]
+            row[4:].view(np.uint64)[0] = table.key[slot]
+        self.rows[slot].copy_(staged(row, self.rows.device))

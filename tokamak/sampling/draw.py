@@ -4,8 +4,7 @@ A row that cuts nothing draws by inverse CDF over the vocabulary in id order. A 
 top-p of what is left, then min-p) draws over its kept tokens, most likely first, then lowest id. The
 vocabulary is not sorted: the cut is looked for among a few of the highest scores, and only where those
 do not settle it among more. Cuts and cumulative sums are float64, so where a cut was found changes nothing.
-On a device nobody asks whether a few settle it, which would be a wait: they do where top-k says so, and
-elsewhere the whole row is sorted.
+This is the way taken on the host; on a device the op `draw_rows` draws the same tokens without a wait.
 """
 
 from __future__ import annotations
@@ -16,20 +15,14 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 from torch import Tensor
-from torch.nn import functional
 
-from tokamak.device.staging import staged
-from tokamak.ops.sample import BLOCK_TOKENS, token_weights
+from tokamak.ops.sample import draw_by_id, first_above, token_weights
 from tokamak.sampling import scan
-from tokamak.sampling.device_table import Numbers
 from tokamak.sampling.noise import Float64s
 from tokamak.sampling.slot_table import Int64s
 
 CANDIDATES = (64, 256, 4096)
 """How many of the highest scores are looked at, one after the other; the whole row comes last."""
-
-SORTED_ROWS = 64
-"""Rows sorted as a whole at a time on a device; bounds the memory of a step."""
 
 FIRST_CANDIDATES = 256
 """Where to begin unless top-k says that fewer will do."""
@@ -40,37 +33,22 @@ Weigh = Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]
 
 @dataclass(frozen=True, slots=True)
 class Draw:
-    """What some rows ask for, all [rows]: arrays to decide with on the host, numbers to compute with."""
+    """What some rows ask for, all [rows]."""
 
+    temperature: Float64s
     top_k: Int64s  # vocab where off
     top_p: Float64s  # 1 where off
     min_p: Float64s  # 0 where off
-    numbers: Numbers
+    uniforms: Float64s  # in [0, 1)
 
-    @classmethod
-    def of(
-        cls,
-        *,
-        temperature: Float64s,
-        top_k: Int64s,
-        top_p: Float64s,
-        min_p: Float64s,
-        uniforms: Float64s,
-    ) -> Draw:
-        """A draw whose numbers stay on the host."""
-        columns = [
-            torch.from_numpy(values)[:, None]
-            for values in (temperature, top_p, min_p, top_k, uniforms)
-        ]
-        return cls(top_k, top_p, min_p, Numbers(*columns))
-
-    def at(self, rows: Int64s, index: Tensor) -> Draw:
-        """The same for some of the rows, which are also given as an index on the device."""
+    def at(self, rows: Int64s) -> Draw:
+        """The same for some of the rows."""
         return Draw(
+            self.temperature[rows],
             self.top_k[rows],
             self.top_p[rows],
             self.min_p[rows],
-            self.numbers.at(index),
+            self.uniforms[rows],
         )
 
 
@@ -79,57 +57,46 @@ def draw(
 ) -> Tensor:
     """Draw a token per row.
 
-    scores: [rows, vocab] float32, -inf where ruled out; peaks: [rows] their finite maxima. Returns
-    [rows] int64. A row without a finite maximum gets some id, on a device only.
+    scores: [rows, vocab] float32 in the host's memory, -inf where ruled out; peaks: [rows] their finite
+    maxima. Returns [rows] int64.
     """
     vocab = scores.shape[1]
     whole = (asked.top_k >= vocab) & (asked.top_p >= 1.0) & (asked.min_p <= 0.0)
-    if scan.is_on_host(scores):
-        ways = ((whole, _draw_whole), (~whole, _draw_cut))
-    else:
-        few = (asked.top_k < vocab) & (asked.top_k <= CANDIDATES[-1])
-        ways = ((whole, _draw_whole), (few, _draw_few), (~whole & ~few, _draw_all))
-    out = torch.empty(scores.shape[0], dtype=torch.int64, device=scores.device)
-    for chosen, choose in ways:
+    out = torch.empty(scores.shape[0], dtype=torch.int64)
+    for chosen, choose in ((whole, _draw_whole), (~whole, _draw_cut)):
         rows = np.flatnonzero(chosen)
         if rows.size == whole.size:
             return choose(scores, peaks, asked, weigh)
         if rows.size:
-            index = staged(rows, scores.device)
+            index = torch.from_numpy(rows)
             part = scores.index_select(0, index)
-            out[index] = choose(part, peaks[index], asked.at(rows, index), weigh)
+            out[index] = choose(part, peaks[index], asked.at(rows), weigh)
     return out
 
 
 def _weights(
-    scores: Tensor, peaks: Tensor, temperature: Tensor, weigh: Weigh
+    scores: Tensor, peaks: Tensor, temperature: Float64s, weigh: Weigh
 ) -> tuple[Tensor, Tensor]:
     """Weights by block, and the running sums of the blocks in float64, [rows, blocks]."""
-    weights, sums = weigh(scores, peaks, (1.0 / temperature[:, 0]).float())
+    weights, sums = weigh(scores, peaks, (1.0 / torch.from_numpy(temperature)).float())
     return weights, sums.double().cumsum(dim=1)
 
 
 def _draw_whole(scores: Tensor, peaks: Tensor, asked: Draw, weigh: Weigh) -> Tensor:
-    weights, ends = _weights(scores, peaks, asked.numbers.temperature, weigh)
-    targets = ends[:, -1:] * asked.numbers.uniforms
-    block = _first_above(ends, targets, ends[:, -1:])
-    before = functional.pad(ends, (1, 0)).gather(1, block)
-    every = torch.arange(scores.shape[0], device=scores.device)
-    inside = weights[every, block[:, 0]].double().cumsum(dim=1)
-    place = _first_above(inside, targets - before, inside[:, -1:])
-    return (block * BLOCK_TOKENS + place)[:, 0]
+    weights, ends = _weights(scores, peaks, asked.temperature, weigh)
+    return draw_by_id(weights, ends, _column(asked.uniforms))[:, 0]
 
 
 def _draw_cut(scores: Tensor, peaks: Tensor, asked: Draw, weigh: Weigh) -> Tensor:
     rows, vocab = scores.shape
-    out = torch.empty(rows, dtype=torch.int64, device=scores.device)
+    out = torch.empty(rows, dtype=torch.int64)
     totals = _totals(scores, peaks, asked, weigh)
     pending = np.arange(rows)
     enough = min(int(asked.top_k.max()), FIRST_CANDIDATES)
     for count in (*(count for count in CANDIDATES if enough <= count < vocab), vocab):
         index = torch.from_numpy(pending)
         part = scores if pending.size == rows else scores.index_select(0, index)
-        among = asked.at(pending, index)
+        among = asked.at(pending)
         chosen, settled = _draw_among(part, peaks[index], totals[index], among, count)
         out[index[settled]] = chosen[settled]
         pending = pending[~settled.numpy()]
@@ -138,35 +105,14 @@ def _draw_cut(scores: Tensor, peaks: Tensor, asked: Draw, weigh: Weigh) -> Tenso
     return out
 
 
-def _draw_few(scores: Tensor, peaks: Tensor, asked: Draw, weigh: Weigh) -> Tensor:
-    """Draw where no row keeps more tokens than the largest top-k, so that so many candidates settle all."""
-    del weigh
-    no_totals = torch.zeros_like(peaks, dtype=torch.float64)
-    return _draw_among(scores, peaks, no_totals, asked, int(asked.top_k.max()))[0]
-
-
-def _draw_all(scores: Tensor, peaks: Tensor, asked: Draw, weigh: Weigh) -> Tensor:
-    """Draw with whole rows as candidates."""
-    rows, vocab = scores.shape
-    totals = _totals(scores, peaks, asked, weigh)
-    if rows <= SORTED_ROWS:
-        return _draw_among(scores, peaks, totals, asked, vocab)[0]
-    parts: list[Tensor] = []
-    for part in np.split(np.arange(rows), range(SORTED_ROWS, rows, SORTED_ROWS)):
-        cut = slice(int(part[0]), int(part[-1]) + 1)
-        of_part = asked.at(part, torch.arange(cut.start, cut.stop, device=scores.device))
-        parts.append(_draw_among(scores[cut], peaks[cut], totals[cut], of_part, vocab)[0])
-    return torch.cat(parts)
-
-
 def _totals(scores: Tensor, peaks: Tensor, asked: Draw, weigh: Weigh) -> Tensor:
     """The sum of all weights of rows with top-p and no top-k, elsewhere 0; [rows] float64."""
-    totals = torch.zeros(scores.shape[0], dtype=torch.float64, device=scores.device)
+    totals = torch.zeros(scores.shape[0], dtype=torch.float64)
     rows = np.flatnonzero((asked.top_p < 1.0) & (asked.top_k >= scores.shape[1]))
     if rows.size:
-        index = staged(rows, scores.device)
+        index = torch.from_numpy(rows)
         part = scores if rows.size == scores.shape[0] else scores.index_select(0, index)
-        _, ends = _weights(part, peaks[index], asked.numbers.temperature[index], weigh)
+        _, ends = _weights(part, peaks[index], asked.temperature[rows], weigh)
         totals[index] = ends[:, -1]
     return totals
 
@@ -177,9 +123,9 @@ def _draw_among(
     """Draw from each row's `count` highest scores; also says for which rows those settle it."""
     vocab = scores.shape[1]
     values, ids = scan.largest(scores, count)
-    numbers = asked.numbers
-    top_k, top_p, min_p = numbers.top_k, numbers.top_p, numbers.min_p
-    weights = torch.exp((values.double() - peaks[:, None].double()) / numbers.temperature)
+    top_k, top_p, min_p = _column(asked.top_k), _column(asked.top_p), _column(asked.min_p)
+    temperature = _column(asked.temperature)
+    weights = torch.exp((values.double() - peaks[:, None].double()) / temperature)
     sums = weights.cumsum(dim=1)
 
     unknown = vocab + 1  # a cut somewhere past the candidates
@@ -195,20 +141,13 @@ def _draw_among(
     settled = (kept <= count) & ((by_p <= count) | (top_p >= 1.0) | (top_k <= count))
     if count == vocab:
         settled, kept = torch.ones_like(settled), kept.clamp(max=vocab)
-    # At least one, so that a row of NaNs reads nothing outside.
-    kept = kept.clamp(min=1, max=count)
+    kept = kept.clamp(max=count)
 
     total = sums.gather(1, kept - 1)
-    place = _first_above(sums, total * numbers.uniforms, total)
+    place = first_above(sums, total * _column(asked.uniforms), total)
     return ids.gather(1, place)[:, 0], settled[:, 0]
 
 
-def _first_above(sums: Tensor, targets: Tensor, totals: Tensor) -> Tensor:
-    """The first place of each row where a running sum exceeds the target. To [rows, 1] int64.
-
-    Rounding may lift a target to the total; the place that reaches the total is meant then, so that no
-    place without weight is.
-    """
-    above = (sums <= targets).sum(dim=1, keepdim=True)
-    reaches = (sums < totals).sum(dim=1, keepdim=True)
-    return torch.minimum(above, reaches)
+def _column(values: Float64s | Int64s) -> Tensor:
+    """A number per row beside matrices of rows, [rows, 1]."""
+    return torch.from_numpy(values)[:, None]

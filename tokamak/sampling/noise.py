@@ -1,8 +1,8 @@
 """Which random number does a request use at a position?
 
 A counter-based generator: nothing is carried from step to step, so a number depends on (seed, sibling,
-position) alone. It is the same alone or in a batch, after a preemption, and on every device.
-The mixing function is SplitMix64 (Steele, Lea and Flood 2014, doi 10.1145/2660193.2660195).
+position) alone. It is the same alone or in a batch, after a preemption, and on every device, where
+`ops/sample/uniform.py` has it. The mixing function is SplitMix64 (Steele, Lea and Flood 2014, doi 10.1145/2660193.2660195).
 """
 
 from __future__ import annotations
@@ -11,21 +11,19 @@ import hashlib
 
 import numpy as np
 import numpy.typing as npt
-from torch import Tensor
+
+from tokamak.ops.sample.uniform import FIRST, GOLDEN, SECOND
 
 UInt64s = npt.NDArray[np.uint64]
 Float64s = npt.NDArray[np.float64]
 
 _MASK = (1 << 64) - 1
-_GOLDEN = 0x9E3779B97F4A7C15
 _SIBLING = 0xD1342543DE82EF95
-_FIRST = 0xBF58476D1CE4E5B9
-_SECOND = 0x94D049BB133111EB
 
 
 def request_key(seed: int, sibling: int) -> int:
     """The 64-bit key of one sibling's stream; seeds lie in [-2**63, 2**63)."""
-    return _mix((_mix((seed + _GOLDEN) & _MASK) + sibling * _SIBLING) & _MASK)
+    return _mix((_mix((seed + GOLDEN) & _MASK) + sibling * _SIBLING) & _MASK)
 
 
 def seed_of(request_id: str, entropy: bytes) -> int:
@@ -37,33 +35,15 @@ def seed_of(request_id: str, entropy: bytes) -> int:
 def uniforms(keys: UInt64s, positions: npt.NDArray[np.int32]) -> Float64s:
     """One number in [0, 1) per row, of 53 random bits. keys, positions: [rows]."""
     counters = positions.astype(np.uint64) + np.uint64(1)
-    bits = keys + counters * np.uint64(_GOLDEN)  # wraps, as it should
-    bits = (bits ^ (bits >> np.uint64(30))) * np.uint64(_FIRST)
-    bits = (bits ^ (bits >> np.uint64(27))) * np.uint64(_SECOND)
+    bits = keys + counters * np.uint64(GOLDEN)  # wraps, as it should
+    bits = (bits ^ (bits >> np.uint64(30))) * np.uint64(FIRST)
+    bits = (bits ^ (bits >> np.uint64(27))) * np.uint64(SECOND)
     bits ^= bits >> np.uint64(31)
     return (bits >> np.uint64(11)).astype(np.float64) * 2.0**-53
 
 
-def uniforms_of(keys: Tensor, positions: Tensor) -> Tensor:
-    """The same numbers on a device, bit by bit. keys: int64 with a key's bits; positions: integers; float64."""
-    bits = keys + (positions.long() + 1) * _signed(_GOLDEN)
-    bits = (bits ^ _shifted(bits, 30)) * _signed(_FIRST)
-    bits = (bits ^ _shifted(bits, 27)) * _signed(_SECOND)
-    return _shifted(bits ^ _shifted(bits, 31), 11).double() * 2.0**-53
-
-
-def _shifted(bits: Tensor, places: int) -> Tensor:
-    """Shift to the right, zeros coming in; PyTorch's own shift repeats the sign."""
-    return (bits >> places) & (_MASK >> places)
-
-
-def _signed(value: int) -> int:
-    """The int64 of these 64 bits; products wrap the same."""
-    return value - (1 << 64) if value >> 63 else value
-
-
 def _mix(value: int) -> int:
     """The finaliser of SplitMix64 on a Python integer."""
-    value = ((value ^ (value >> 30)) * _FIRST) & _MASK
-    value = ((value ^ (value >> 27)) * _SECOND) & _MASK
+    value = ((value ^ (value >> 30)) * FIRST) & _MASK
+    value = ((value ^ (value >> 27)) * SECOND) & _MASK
     return value ^ (value >> 31)

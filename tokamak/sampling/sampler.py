@@ -10,7 +10,7 @@ tokens, and for log-probabilities. Whether scores were usable is told by their p
 from __future__ import annotations
 
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -22,7 +22,7 @@ from tokamak.core.request import SamplingParams
 from tokamak.device.staging import staged
 from tokamak.device.waits import HostWaits
 from tokamak.errors import GrammarError
-from tokamak.ops.sample import argmax_rows, token_weights
+from tokamak.ops.sample import argmax_rows, draw_rows, token_weights
 from tokamak.sampling import scan
 from tokamak.sampling.device_table import DeviceTable
 from tokamak.sampling.draw import Draw, Weigh, draw
@@ -31,6 +31,9 @@ from tokamak.sampling.logprobs import score
 from tokamak.sampling.noise import request_key, seed_of, uniforms
 from tokamak.sampling.slot_table import Int64s, Rows, SlotTable
 from tokamak.sampling.stages import STAGES, History
+
+DrawRows = Callable[[Tensor, Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]
+"""The op `draw_rows`, or a backend of it."""
 
 HARMLESS_ID = 0
 """What a failed row gets; its request ends with an error and the id is not returned."""
@@ -77,6 +80,7 @@ class Sampler:
             agree on tokens are given the same.
         weigh: the bound op `token_weights`.
         find: the bound op `argmax_rows`; not used for scores on the host.
+        draw_all: the bound op `draw_rows`; not used for scores on the host.
         waits: counts the waits of steps that need numbers on the host.
     """
 
@@ -90,6 +94,7 @@ class Sampler:
         entropy: bytes | None = None,
         weigh: Weigh = token_weights.reference,
         find: scan.LikeliestRows = argmax_rows.reference,
+        draw_all: DrawRows = draw_rows.reference,
         waits: HostWaits | None = None,
     ) -> None:
         self._vocab_tokens = vocab_tokens
@@ -97,6 +102,7 @@ class Sampler:
         self._entropy = secrets.token_bytes(32) if entropy is None else entropy
         self._weigh = weigh
         self._find = find
+        self._draw_all = draw_all
         self.waits = waits or HostWaits()
         self._device = device
         # A compiled backend compiles on its first call; no request should wait for that.
@@ -104,6 +110,7 @@ class Sampler:
         scan.likeliest(torch.ones((1, vocab_tokens), device=device), find)
         self._table = SlotTable(slots, vocab_tokens)
         self._on_device = DeviceTable(slots, device)
+        self._draw_first(device)
         self._history = History(torch.empty(slots, 0, dtype=torch.int32, device=device))
 
     def admit(
@@ -138,8 +145,14 @@ class Sampler:
             grammar=grammar,
             error=error,
         )
-        if not self._table.greedy[slot]:
-            self._on_device.set(slot, self._table)
+        self._on_device.set(slot, self._table)
+
+    def _draw_first(self, device: torch.device) -> None:
+        """Launch a draw where draws are launched, so that the first request does not wait for compiling."""
+        scores = torch.ones((1, self._vocab_tokens), device=device)
+        if not scan.is_on_host(scores):
+            first = torch.zeros(1, dtype=torch.int32, device=device)
+            self._draw_all(scores, self._on_device.rows, first, first)
 
     def wants_likeliest(self, slots: Int32s) -> bool:
         """Whether all these requests want the likeliest token and nothing else."""
@@ -250,18 +263,26 @@ class Sampler:
             if looks:
                 self._note_bad_peaks(logits, errors, peaks=peaks)
             return token_ids, peaks
+        if not scan.is_on_host(logits):
+            every = np.arange(len(greedy))
+            token_ids, peaks = self._draw_all(
+                logits, self._on_device.rows, *rows.places(every, self._device)
+            )
+            if looks:
+                self._note_bad_peaks(logits, errors, peaks=peaks)
+            return token_ids, peaks
         peaks = logits.amax(dim=1)
         if looks:
             self._note_bad_peaks(logits, errors, peaks=peaks)
         drawn = ~greedy
         drawn[list(errors)] = False
-        token_ids = torch.full((len(greedy),), HARMLESS_ID, device=logits.device)
+        token_ids = torch.full((len(greedy),), HARMLESS_ID)
         for chosen, choose in ((greedy, self._choose_likeliest), (drawn, self._choose_at_random)):
             at = np.flatnonzero(chosen)
             if at.size == len(greedy):
                 return choose(logits, peaks, rows, at), peaks
             if at.size:
-                index = staged(at, logits.device)
+                index = torch.from_numpy(at)
                 part = logits.index_select(0, index)
                 token_ids[index] = choose(part, peaks[index], rows, at)
         return token_ids, peaks
@@ -271,18 +292,13 @@ class Sampler:
 
     def _choose_at_random(self, logits: Tensor, peaks: Tensor, rows: Rows, at: Int64s) -> Tensor:
         table, slots = self._table, rows.slots[at]
-        top_k, top_p, min_p = table.top_k[slots], table.top_p[slots], table.min_p[slots]
-        if scan.is_on_host(logits):
-            asked = Draw.of(
-                temperature=table.temperature[slots],
-                top_k=top_k,
-                top_p=top_p,
-                min_p=min_p,
-                uniforms=uniforms(table.key[slots], rows.positions[at]),
-            )
-        else:
-            places = rows.places(at, self._device)
-            asked = Draw(top_k, top_p, min_p, self._on_device.numbers(*places))
+        asked = Draw(
+            temperature=table.temperature[slots],
+            top_k=table.top_k[slots],
+            top_p=table.top_p[slots],
+            min_p=table.min_p[slots],
+            uniforms=uniforms(table.key[slots], rows.positions[at]),
+        )
         return draw(logits, peaks, asked, self._weigh)
 
     def _note_bad_peaks(

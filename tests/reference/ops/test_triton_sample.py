@@ -9,6 +9,7 @@ from tests.support.interpreted import cases_at, interpreted_gaps
 CASES = {
     "token_weights": "tokamak.ops.sample.cases:token_weights_cases",
     "argmax_rows": "tokamak.ops.sample.cases:argmax_rows_cases",
+    "draw_rows": "tokamak.ops.sample.cases:draw_rows_cases",
 }
 pytestmark = [
     pytest.mark.vendor("triton"),

@@ -100,7 +100,7 @@ def test_draws_follow_the_exact_distribution(params):
 def a_draw(params, uniforms, vocab):
     rows = uniforms.size
     top_k = params.top_k if 0 < params.top_k < vocab else vocab
-    return Draw.of(
+    return Draw(
         temperature=np.full(rows, params.temperature),
         top_k=np.full(rows, top_k, np.int64),
         top_p=np.full(rows, params.top_p),

@@ -17,9 +17,11 @@ from tests.support.sampling import EOS_ID, SamplerBench, a_grammar_factory, stru
 from tests.unit.sampling.test_sampler import params_strategy, random_logits
 from tokamak.core.request import SamplingParams
 from tokamak.device.waits import HostWaits
+from tokamak.ops.sample import uniforms_of
+from tokamak.ops.sample.reference import SORTED_ROWS
 from tokamak.runner.results import InFlightResult
 from tokamak.sampling import scan
-from tokamak.sampling.noise import uniforms, uniforms_of
+from tokamak.sampling.noise import uniforms
 from tokamak.sampling.sampler import Sampler, bad_peaks
 
 VOCAB = 1500
@@ -75,7 +77,7 @@ def test_a_device_chooses_the_tokens_of_the_host(monkeypatch, requests, ties, vo
 
 
 def test_many_rows_that_are_sorted_whole_are_taken_part_by_part(monkeypatch):
-    requests = [SamplingParams(seed=row, top_p=0.9) for row in range(scan.GROUP_TOKENS + 70)]
+    requests = [SamplingParams(seed=row, top_p=0.9) for row in range(SORTED_ROWS + 70)]
     logits = random_logits(len(requests), 300)
 
     host, device = both_ways(monkeypatch, SamplerBench(requests, vocab=300), logits)
@@ -226,7 +228,7 @@ def sample_without_numbers(monkeypatch, requests, *, vocab=VOCAB, waits=None):
     def staged(values, device):
         return torch.empty(values.shape, dtype=torch.from_numpy(values).dtype, device=device)
 
-    for module in ("sampler", "draw", "stages", "slot_table", "device_table"):
+    for module in ("sampler", "stages", "slot_table", "device_table"):
         monkeypatch.setattr(f"tokamak.sampling.{module}.staged", staged)
     rows = len(requests)
     sampler = Sampler(

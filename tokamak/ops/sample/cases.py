@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from functools import partial
 
 import torch
 from torch import Tensor
 
 from tokamak.ops.case import FLOAT32, Case, seeded
+from tokamak.ops.sample.reference import TABLE_COLUMNS
 
 WEIGHT_SIZES = ((1, 2), (5, 1023), (3, 1024), (4, 1031), (2, 49152), (0, 64))
 ARGMAX_SIZES = ((1, 1), (3, 17), (2, 2049), (33, 5003), (2, 151936), (0, 64))
@@ -63,3 +65,84 @@ argmax_rows_cases = [
     Case(f"odd rows {str(dtype).removeprefix('torch.')}", partial(_odd_rows, dtype), 0.0)
     for dtype in (torch.float32, torch.bfloat16)
 ]
+
+DRAWS = (
+    {"temperature": 0.0},
+    {},
+    {"temperature": 0.3},
+    {"top_k": 1},
+    {"top_k": 50},
+    {"top_k": 50, "top_p": 0.8, "min_p": 0.02},
+    {"top_k": 700, "min_p": 0.3},
+    {"top_k": 5000},
+    {"top_k": 5000, "top_p": 0.97},
+    {"top_p": 0.01},
+    {"top_p": 0.9},
+    {"top_p": 0.999, "temperature": 2.5},
+    {"min_p": 0.1},
+    {"min_p": 1e-9},
+    {"top_p": 0.95, "min_p": 1e-6, "temperature": 0.7},
+)
+
+
+def draw_table(asked: Sequence[Mapping[str, float]], vocab: int) -> Tensor:
+    """What slots draw with, as `draw_rows` reads it: [slots, TABLE_COLUMNS]."""
+    table = torch.empty((len(asked), TABLE_COLUMNS), dtype=torch.int64)
+    for row, numbers in zip(table, asked, strict=True):
+        floats = [
+            numbers.get("temperature", 1.0),
+            numbers.get("top_p", 1.0),
+            numbers.get("min_p", 0.0),
+        ]
+        row[:3] = torch.tensor(floats, dtype=torch.float64).view(torch.int64)
+        row[3] = min(int(numbers.get("top_k", vocab)), vocab)
+        row[4] = torch.randint(-(2**63), 2**63 - 1, (), generator=seeded(f"{numbers}"))
+    return table
+
+
+def _draws(name: str, vocab: int, scores: Tensor) -> tuple[object, ...]:
+    """Rows of all kinds, in other slots than their own; slots without a row hold nothing that can be drawn with."""
+    rows = scores.shape[0]
+    slots = torch.randperm(2 * rows, generator=seeded(name))[:rows]
+    table = torch.full((2 * rows, TABLE_COLUMNS), -1)
+    table[slots] = draw_table([DRAWS[row % len(DRAWS)] for row in range(rows)], vocab)
+    positions = torch.randint(0, 2**20, (rows,), generator=seeded(name))
+    return scores, table, slots.int(), positions.int()
+
+
+def _plain_draws(name: str, vocab: int, spread: float) -> tuple[object, ...]:
+    return _draws(name, vocab, _scores(name, len(DRAWS), vocab) * (spread / 6))
+
+
+def _tied_draws(name: str, vocab: int, step: float) -> tuple[object, ...]:
+    """Scores of few different values: thousands are equal, at the cut and above it."""
+    return _draws(name, vocab, (_scores(name, len(DRAWS), vocab) / 6 / step).round() * step)
+
+
+def _ruled_out_draws(name: str, vocab: int) -> tuple[object, ...]:
+    """Almost every token is ruled out, by whole blocks."""
+    scores = torch.full((len(DRAWS), vocab), float("-inf"))
+    scores[:, [7, vocab // 2, vocab - 1]] = torch.tensor([1.5, 2.0, 2.0])
+    return _draws(name, vocab, scores)
+
+
+def _far_draws(name: str, vocab: int) -> tuple[object, ...]:
+    """Scores whose weights are 0 or 1, below zero and around both zeros, in a part of a wider tensor."""
+    wide = torch.zeros((len(DRAWS), vocab + 3)) - _scores(name, len(DRAWS), vocab + 3).abs() * 1e30
+    wide[::2, :vocab] = _scores(name, len(DRAWS), vocab)[::2] - 1e4
+    wide[1::2, ::5] = 0.0
+    wide[1::2, 1::5] = -0.0
+    return _draws(name, vocab, wide[:, :vocab])
+
+
+draw_rows_cases = [
+    *(
+        Case(f"{vocab} tokens {spread} apart", partial(_plain_draws, f"{vocab} {spread}", vocab, spread), 0.0)
+        for vocab, spread in ((2, 1.0), (33, 2.0), (1500, 2.0), (9000, 1.0), (9000, 6.0))
+    ),
+    Case("few values", partial(_tied_draws, "few values", 9000, 0.5), 0.0),
+    Case("one value", partial(_tied_draws, "one value", 9000, 100.0), 0.0),
+    Case("ruled out", partial(_ruled_out_draws, "ruled out", 7000), 0.0),
+    Case("far apart", partial(_far_draws, "far apart", 3000), 0.0),
+    Case("no rows", partial(_draws, "no rows", 64, torch.empty((0, 64))), 0.0),
+]  # fmt: skip
