@@ -17,6 +17,9 @@ GROUPED_FORMATS = {"Q4_0": 4, "Q4_1": 4, "Q5_0": 5, "Q5_1": 5, "Q8_0": 8}
 PLAIN_FORMATS = ("F32", "BF16", "F16")
 """Formats read as they are."""
 
+SCALED_FORMATS = ("F8_E4M3",)
+"""Formats read as they are, whose scales are another tensor."""
+
 DEQUANTISED_FORMATS = (
     *("Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "TQ1_0", "TQ2_0", "MXFP4", "NVFP4"),
     *("IQ1_S", "IQ1_M", "IQ2_XXS", "IQ2_XS", "IQ2_S", "IQ3_XXS", "IQ3_S", "IQ4_NL", "IQ4_XS"),
@@ -54,6 +57,8 @@ class TensorEntry:
     interleaved_heads: int = 0
     """Heads whose rows alternate between the two halves of each rotary pair, as llama.cpp lays them
     out; 0 where rows are in the model's own order."""
+    scales: Scales | None = None
+    """What its numbers are multiplied with; None where they stand for themselves."""
 
     @property
     def nbytes(self) -> int:
@@ -65,6 +70,17 @@ class TensorEntry:
         """The tensor and its file, for messages."""
         alias = "" if self.stored_name == self.name else f" (stored as {self.stored_name})"
         return f"{self.name}{alias} in {self.file}"
+
+
+@dataclass(frozen=True, slots=True)
+class Scales:
+    """The scales of a tensor, which blocks of it share."""
+
+    entry: TensorEntry
+    shape: tuple[int, int]
+    """Blocks of rows and of columns."""
+    block: tuple[int, int]
+    """Rows and columns of a block."""
 
 
 def check_range(entry: TensorEntry, file_bytes: int) -> None:

@@ -193,7 +193,7 @@ def _check_tensor(entry: TensorEntry, shape: tuple[int, ...]) -> None:
         raise CheckpointError(
             f"tensor {entry.where} has shape {list(entry.shape)}; the config makes it {list(shape)}"
         )
-    if not can_read(entry.format.name):
+    if entry.scales is None and not can_read(entry.format.name):
         raise UnsupportedModelError(
             f"tensor {entry.where} has the number format {entry.format.name}, which is not supported"
         )

@@ -19,13 +19,16 @@ from tokamak.checkpoint.entry import (
     DEQUANTISED_FORMATS,
     GROUPED_FORMATS,
     PLAIN_FORMATS,
+    Scales,
     TensorEntry,
     check_range,
 )
-from tokamak.core.weight import DenseWeight, GroupedWeight, Weight
+from tokamak.core.weight import DenseWeight, GroupedWeight, ScaledWeight, Weight
 from tokamak.errors import CheckpointError
 
-PLAIN_DTYPES = dict(zip(PLAIN_FORMATS, (torch.float32, torch.bfloat16, torch.float16), strict=True))
+PLAIN_DTYPES: dict[str, torch.dtype] = dict(
+    zip(PLAIN_FORMATS, (torch.float32, torch.bfloat16, torch.float16), strict=True)
+)
 
 
 def can_read(form: str) -> bool:
@@ -51,7 +54,14 @@ class Reader:
             return DenseWeight(rows.view(PLAIN_DTYPES[form]).view(shape))
         if form in GROUPED_FORMATS and len(shape) == 2:
             return _grouped(rows, form)
+        if entry.scales is not None:
+            codes = rows.view(torch.float8_e4m3fn).view(shape)
+            return ScaledWeight(codes, self._scales(entry.scales), entry.scales.block)
         return DenseWeight(_dequantised(rows, entry).view(shape))
+
+    def _scales(self, scales: Scales) -> Tensor:
+        stored = self.stored_bytes(scales.entry).view(PLAIN_DTYPES[scales.entry.format.name])
+        return stored.float().view(scales.shape)
 
     def stored_bytes(self, entry: TensorEntry) -> Tensor:
         """The bytes of a tensor as they are in the file: [bytes] uint8."""

@@ -22,12 +22,13 @@ from tokamak.checkpoint.gguf_config import (
     read_config,
 )
 from tokamak.checkpoint.safetensors import find_tensors
+from tokamak.checkpoint.scaled import join_scales
 from tokamak.config.engine import ModelFacts
 from tokamak.errors import CheckpointError, ModelNotFoundError, UnsupportedModelError
 
 CONFIG = "config.json"
 
-STORED_NAMES = {"F32": "float32", "BF16": "bfloat16", "F16": "float16"}
+STORED_NAMES = {"F32": "float32", "BF16": "bfloat16", "F16": "float16", "F8_E4M3": "float8"}
 """How plain formats are called in facts; block formats keep their GGUF names."""
 
 
@@ -176,17 +177,7 @@ def _open_folder(path: Path) -> Checkpoint:
         raise ModelNotFoundError(
             f"{path} has no {CONFIG}", hint="give a folder with config.json or a .gguf file"
         )
-    quantization = config.get("quantization_config") or config.get("compression_config")
-    if quantization:
-        method = (
-            quantization.get("quant_method") if isinstance(quantization, dict) else quantization
-        )
-        raise UnsupportedModelError(
-            f"{path / CONFIG} says the weights are quantised by {method!r} (quantization_config), which "
-            "is not supported",
-            hint="use the unquantised model, or a GGUF of it",
-        )
-    return Checkpoint(path, config, find_tensors(path))
+    return Checkpoint(path, *join_scales(path / CONFIG, config, find_tensors(path)))
 
 
 def _open_gguf(path: Path) -> Checkpoint:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from tokamak.core.weight import DenseWeight, GroupedWeight, Weight
+from tokamak.core.weight import DenseWeight, GroupedWeight, ScaledWeight, Weight
 
 BUFFER_BYTES = 64 * 1024**2
 
@@ -29,6 +29,8 @@ class Uploader:
         """The same weight on the device, in the number format it has."""
         if isinstance(weight, DenseWeight):
             return DenseWeight(self.tensor(weight.values))
+        if isinstance(weight, ScaledWeight):
+            return ScaledWeight(self.tensor(weight.codes), self.tensor(weight.scales), weight.block)
         return GroupedWeight(
             codes=self.tensor(weight.codes),
             scales=self.tensor(weight.scales),

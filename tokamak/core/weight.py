@@ -64,7 +64,33 @@ class GroupedWeight:
         return wide.view(rows, columns).to(dtype)
 
 
-Weight = DenseWeight | GroupedWeight
+@dataclass(frozen=True, slots=True)
+class ScaledWeight:
+    """8-bit floating-point numbers with a scale per block of rows and columns: w = code * scale.
+
+    A block is 128 x 128 numbers, or one row. Both codes and scales are numbers of float32, so a product of
+    theirs is rounded once.
+    """
+
+    codes: Tensor  # [rows, columns]                                    float8_e4m3fn
+    scales: Tensor  # [rows / block rows, columns / block columns]      float32; both rounded up
+    block: tuple[int, int]  # rows and columns that share a scale
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """[rows, columns]."""
+        return tuple(self.codes.shape)
+
+    def dense(self, dtype: torch.dtype) -> Tensor:
+        """The weight as a plain tensor."""
+        rows, columns = self.codes.shape
+        wide = self.scales.repeat_interleave(self.block[0], 0)[:rows]
+        if self.block[1] < columns:
+            wide = wide.repeat_interleave(self.block[1], 1)[:, :columns]
+        return (self.codes.float() * wide).to(dtype)
+
+
+Weight = DenseWeight | GroupedWeight | ScaledWeight
 
 
 def concatenate(parts: list[Weight] | tuple[Weight, ...]) -> Weight:
@@ -79,7 +105,28 @@ def concatenate(parts: list[Weight] | tuple[Weight, ...]) -> Weight:
             minimums=torch.cat([part.minimums for part in grouped]),
             bits=grouped[0].bits,
         )
+    scaled = [part for part in parts if isinstance(part, ScaledWeight)]
+    if len(scaled) == len(parts):
+        return _concatenate_scaled(scaled)
     dtypes = {part.values.dtype for part in parts if isinstance(part, DenseWeight)}
-    same = len(dtypes) == 1 and not grouped
+    same = len(dtypes) == 1 and not grouped and not scaled
     dtype = dtypes.pop() if same else torch.float32
     return DenseWeight(torch.cat([part.dense(dtype) for part in parts]))
+
+
+def _concatenate_scaled(parts: list[ScaledWeight]) -> Weight:
+    """Stack 8-bit weights whose blocks end where each part does; parts of other blocks get a scale a row."""
+    rows, columns = parts[0].block
+    whole = all(part.shape[0] % rows == 0 for part in parts[:-1])
+    if len({part.block for part in parts}) == 1 and whole:
+        codes = torch.cat([part.codes for part in parts])
+        return ScaledWeight(codes, torch.cat([part.scales for part in parts]), (rows, columns))
+    if any(part.scales.shape[1] > 1 for part in parts):
+        return DenseWeight(torch.cat([part.dense(torch.float32) for part in parts]))
+    return ScaledWeight(
+        codes=torch.cat([part.codes for part in parts]),
+        scales=torch.cat(
+            [part.scales.repeat_interleave(part.block[0], 0)[: part.shape[0]] for part in parts]
+        ),
+        block=(1, parts[0].shape[1]),
+    )
