@@ -12,6 +12,7 @@ from tokamak.device.facts import device_facts
 from tokamak.device.staging import staged
 from tokamak.ops.load import load_backends
 from tokamak.ops.sample import argmax_rows, draw_rows, token_weights, uniforms_of
+from tokamak.ops.sample.cases import draw_table
 from tokamak.sampling.noise import uniforms
 from tokamak.sampling.sampler import Sampler
 
@@ -62,20 +63,25 @@ def a_sampler(device: torch.device, params: list[SamplingParams]) -> Sampler:
     return sampler
 
 
-def scores() -> torch.Tensor:
+def scores(*, flat: bool = False) -> torch.Tensor:
+    """Scores like a language model's, or without a preference."""
     generator = torch.Generator().manual_seed(0)
-    tail = torch.randn(ROWS, VOCAB, generator=generator) * 2
+    tail = torch.randn(ROWS, VOCAB, generator=generator)
+    if flat:
+        return tail
+    tail *= 2
     likely = torch.randint(0, VOCAB, (ROWS, 60), generator=generator)
     return tail.scatter(1, likely, torch.linspace(16, 8, 60).expand(ROWS, -1))
 
 
+@pytest.mark.parametrize("flat", [False, True], ids=["likely tokens", "no likely tokens"])
 @pytest.mark.parametrize("kind", [*KINDS, "every kind at once"])
-def test_a_gpu_draws_what_the_host_draws_and_waits_for_nothing(kind):
+def test_a_gpu_draws_what_the_host_draws_and_waits_for_nothing(kind, flat):
     params = [KINDS.get(kind) or [*KINDS.values()][row % len(KINDS)] for row in range(ROWS)]
     host, device = torch.device("cpu"), torch.device("cuda")
     slots, positions = np.arange(ROWS, dtype=np.int32), np.full(ROWS, 8, np.int32)
     history = torch.randint(0, VOCAB, (ROWS, 16), dtype=torch.int32)
-    logits = scores()
+    logits = scores(flat=flat)
     expected = a_sampler(host, params).sample(logits.clone(), slots, positions, history)
     sampler = a_sampler(device, params)
     on_gpu, gpu_history = logits.cuda(), history.cuda()
@@ -92,6 +98,27 @@ def test_a_gpu_draws_what_the_host_draws_and_waits_for_nothing(kind):
     assert same >= (1.0 if params[0].greedy and kind in KINDS else 0.97)
     assert sampler.waits.host_waits == 0
     assert found.peaks is not None
+
+
+def test_a_row_draws_the_same_alone_and_in_a_batch():
+    facts = device_facts("cuda")
+    call = draw_rows.bind(facts)[0]
+    asked = [
+        {},
+        {"top_k": 50},
+        {"top_p": 0.9},
+        {"min_p": 0.05},
+        {"top_p": 0.999, "temperature": 2.0},
+    ]
+    table = draw_table([asked[row % len(asked)] for row in range(ROWS)], VOCAB).cuda()
+    logits = scores().cuda()
+    slots = torch.arange(ROWS, dtype=torch.int32, device="cuda")
+
+    together = call(logits, table, slots, slots)[0].tolist()
+
+    for row in range(0, ROWS, 5):
+        cut = slice(row, row + 1)
+        assert call(logits[cut], table, slots[cut], slots[cut])[0].tolist() == together[cut]
 
 
 def test_the_random_numbers_of_a_gpu_are_the_hosts_bit_by_bit():

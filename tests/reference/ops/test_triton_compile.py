@@ -134,3 +134,17 @@ def test_rows_of_real_widths_move_in_pieces_of_sixteen_bytes(compile_for, op_nam
     assert "st.global.v4" in code
     assert "ld.global.b16" not in code
     assert "st.global.b16" not in code
+
+
+@pytest.mark.parametrize("vendor", TARGETS)
+def test_draws_of_any_rows_share_two_kernels_wherever_their_slots_lie(compile_for, vendor):
+    fixed = torch.zeros(4096, dtype=torch.int32)
+    draws = [
+        (torch.zeros((rows, 5000)), torch.zeros((99, 5), dtype=torch.int64), fixed[at:][:rows], fixed[7:][:rows])
+        for rows, at in ((1, 0), (2, 1), (16, 4), (33, 3), (4000, 2))
+    ]  # fmt: skip
+
+    kernels = compile_for(vendor, "draw_rows", draws)
+
+    assert len(kernels) == 2, sorted(kernels)
+    assert all(kernel.asm[CODE[vendor]] for kernel in kernels.values())

@@ -100,12 +100,14 @@ def draw_table(asked: Sequence[Mapping[str, float]], vocab: int) -> Tensor:
     return table
 
 
-def _draws(name: str, vocab: int, scores: Tensor) -> tuple[object, ...]:
+def _draws(
+    name: str, vocab: int, scores: Tensor, kinds: Sequence[Mapping[str, float]] = DRAWS
+) -> tuple[object, ...]:
     """Rows of all kinds, in other slots than their own; slots without a row hold nothing that can be drawn with."""
     rows = scores.shape[0]
     slots = torch.randperm(2 * rows, generator=seeded(name))[:rows]
     table = torch.full((2 * rows, TABLE_COLUMNS), -1)
-    table[slots] = draw_table([DRAWS[row % len(DRAWS)] for row in range(rows)], vocab)
+    table[slots] = draw_table([kinds[row % len(kinds)] for row in range(rows)], vocab)
     positions = torch.randint(0, 2**20, (rows,), generator=seeded(name))
     return scores, table, slots.int(), positions.int()
 
@@ -135,6 +137,17 @@ def _far_draws(name: str, vocab: int) -> tuple[object, ...]:
     return _draws(name, vocab, wide[:, :vocab])
 
 
+def _even_draws(name: str, vocab: int) -> tuple[object, ...]:
+    """Tokens of about equal weight: one too many or too few among the kept ones changes what many rows draw."""
+    kinds = ("min_p", "top_p", "min_p", "top_k")
+    shares = (0.88 + row / 400 if row % 2 == 0 else row / 40 for row in range(36))
+    asked = [
+        {kinds[row % 4]: 5 + row if row % 4 == 3 else share} for row, share in enumerate(shares)
+    ]
+    scores = _scores(name, len(asked), vocab) * 0.005
+    return _draws(name, vocab, scores, asked)
+
+
 draw_rows_cases = [
     *(
         Case(f"{vocab} tokens {spread} apart", partial(_plain_draws, f"{vocab} {spread}", vocab, spread), 0.0)
@@ -142,6 +155,7 @@ draw_rows_cases = [
     ),
     Case("few values", partial(_tied_draws, "few values", 9000, 0.5), 0.0),
     Case("one value", partial(_tied_draws, "one value", 9000, 100.0), 0.0),
+    Case("about equal", partial(_even_draws, "about equal", 400), 0.0),
     Case("ruled out", partial(_ruled_out_draws, "ruled out", 7000), 0.0),
     Case("far apart", partial(_far_draws, "far apart", 3000), 0.0),
     Case("no rows", partial(_draws, "no rows", 64, torch.empty((0, 64))), 0.0),

@@ -106,13 +106,12 @@ def _first_above(weight, target, lanes):
 
 @triton.jit
 def _narrow(
-    source_ptr, weights_ptr, count, lo, hi, base_count, base_mass, least_count, least_mass, least_order,
-    apart, peak, temperature,
+    source_ptr, weights_ptr, count, lo, hi, base_count, base_mass, least_count, least_mass, apart, peak, temperature,
     KIND: tl.constexpr, ALL_IS_ENOUGH: tl.constexpr, WAYS: tl.constexpr, TILE: tl.constexpr,
 ):  # fmt: skip
-    """Bounds around the highest order that enough tokens reach, or enough weight, or that is low enough itself.
+    """Bounds around the highest order that enough tokens reach, or enough weight.
 
-    Such an order lies in [lo, hi), or is lo. `base_count` tokens that weigh `base_mass` lie above hi and outside of
+    It lies in [lo, hi), or lo is taken. `base_count` tokens that weigh `base_mass` lie above hi and outside of
     the source. Ends where at most `apart` tokens lie between the bounds. KIND: 0 for scores, 1 for orders, 2 for
     orders beside their weights. Returns the bounds, how many tokens reach each, and what those weigh.
     """
@@ -152,7 +151,7 @@ def _narrow(
             if ALL_IS_ENOUGH:
                 least_count = tl.minimum(least_count, count_lo)
                 least_mass = tl.minimum(least_mass, mass_lo)
-        enough = (reaching >= least_count) | (mass >= least_mass) | (bounds <= least_order)
+        enough = (reaching >= least_count) | (mass >= least_mass)
         lo = tl.maximum(lo, tl.max(tl.where(enough, bounds, lo), axis=0))
         hi = tl.minimum(hi, tl.min(tl.where(enough, hi, bounds), axis=0))
         count_lo = tl.minimum(count_lo, tl.min(tl.where(enough, reaching, _MANY), axis=0))
@@ -254,9 +253,11 @@ def _draw_kept(
 
     end = top.to(tl.int64) + 1
     cut = tl.full((), _LOWEST, tl.int64)
+    cut = tl.where(in_turn > 0, cut, tl.maximum(cut, low_enough))
+    # Min-p alone needs no search.
+    apart = tl.where((top_k < vocab) | (top_p < 1.0), _GROUPS_APART, _MANY)
     floor, _, _, _, _, _ = _narrow(
-        maxima_ptr, weights_ptr, groups, cut, end, 0, total * 0.0, count_asked, mass_asked,
-        tl.where(in_turn > 0, _NEVER, low_enough), _GROUPS_APART, peak, temperature,
+        maxima_ptr, weights_ptr, groups, cut, end, 0, total * 0.0, count_asked, mass_asked, apart, peak, temperature,
         KIND=1, ALL_IS_ENOUGH=False, WAYS=4, TILE=TILE,
     )  # fmt: skip
     listed = _list(
@@ -276,14 +277,13 @@ def _draw_kept(
         if stage > 1:
             count_asked = count_asked * 0 + _MANY
             mass_asked = _next_above(uniform * kept_mass)
-        order_asked = tl.where(stage == 1, low_enough, _NEVER)
-        lo, hi = cut, end
+        lo, hi = tl.where(stage == 1, tl.maximum(cut, low_enough), cut), end
         base_count, base_mass = listed * 0, total * 0.0
         count_lo, count_hi, mass_lo, mass_hi = base_count, base_count, base_mass, base_mass
         if not few:
             lo, hi, count_lo, base_count, mass_lo, base_mass = _narrow(
                 scores_ptr, weights_ptr, vocab, lo, hi, base_count, base_mass, count_asked, mass_asked,
-                order_asked, LISTED, peak, temperature, KIND=0, ALL_IS_ENOUGH=True, WAYS=4, TILE=TILE,
+                LISTED, peak, temperature, KIND=0, ALL_IS_ENOUGH=True, WAYS=4, TILE=TILE,
             )  # fmt: skip
             count_hi, mass_hi = base_count, base_mass
             listed = count_lo - count_hi
@@ -295,7 +295,7 @@ def _draw_kept(
         if listed <= LISTED:
             lo, hi, count_lo, count_hi, mass_lo, mass_hi = _narrow(
                 orders_ptr, weights_ptr, listed, lo, hi, base_count, base_mass, count_asked, mass_asked,
-                order_asked, 1, peak, temperature, KIND=2, ALL_IS_ENOUGH=True, WAYS=16, TILE=LIST_TILE,
+                1, peak, temperature, KIND=2, ALL_IS_ENOUGH=True, WAYS=16, TILE=LIST_TILE,
             )  # fmt: skip
         # Tokens between the bounds are one, or equal; the first of them by id are meant.
         ties = count_lo - count_hi
