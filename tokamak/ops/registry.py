@@ -59,12 +59,17 @@ class Op(Generic[P, R]):
         return self.reference(*args, **kwargs)
 
     def backend(
-        self, name: str, *, fits: Callable[[DeviceFacts], bool]
+        self, name: str, *, fits: Callable[[DeviceFacts], bool], before: str | None = None
     ) -> Callable[[Callable[P, R]], Callable[P, R]]:
-        """Register a function as the backend `name`; earlier registrations are preferred."""
+        """Register a function as the backend `name`; earlier ones are preferred.
+
+        `before` names a registered backend that this one is preferred to, such as the portable form it is made of.
+        """
 
         def register(call: Callable[P, R]) -> Callable[P, R]:
-            self.backends.append(Backend(name, call, fits))
+            names = [backend.name for backend in self.backends]
+            at = len(names) if before is None else names.index(before)
+            self.backends.insert(at, Backend(name, call, fits))
             return call
 
         return register

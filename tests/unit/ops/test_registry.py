@@ -74,3 +74,14 @@ def test_a_choice_says_whether_a_recording_of_it_holds():
 
     assert not choice.recordable
     assert plain.recordable
+
+
+def test_a_backend_can_be_preferred_to_the_one_it_is_made_of(an_op):
+    @an_op.backend("sooner", fits=lambda facts: True, before="here")
+    def _sooner(x: int) -> int:
+        return 3 * x
+
+    _, choice = an_op.bind(cpu_facts())
+
+    assert choice.backend == "sooner"
+    assert [backend.name for backend in an_op.backends] == ["absent", "sooner", "here"]

@@ -34,6 +34,6 @@ def fits(facts: DeviceFacts) -> bool:
     return facts.vendor == "nvidia" and facts.arch == "sm90" and facts.has("triton")
 
 
-sm90_paged_attention = paged_attention.backend("triton_sm90", fits=fits)(
+sm90_paged_attention = paged_attention.backend("triton_sm90", fits=fits, before="triton")(
     TritonAttention(OVERLAPPED).paged_attention
 )

@@ -31,6 +31,6 @@ def fetch(place_ptr, size) -> None:
     )
 
 
-sm90_rotate_cache_attend = rotate_cache_attend.backend("triton_sm90", fits=fits)(
+sm90_rotate_cache_attend = rotate_cache_attend.backend("triton_sm90", fits=fits, before="triton")(
     TritonDecode(OVERLAPPED, fetch).rotate_cache_attend
 )
