@@ -57,6 +57,7 @@ def test_every_part_of_a_dense_model_is_found(tmp_path):
     assert {
         "_embed_kernel", "_rms_norm_kernel", "_rotate_and_cache_kernel", "_paged_decode_kernel",
         "_paged_prefill_kernel", "_fill_step_kernel", "_argmax_kernel", "_token_weights_kernel",
+        "_draw_parts_kernel", "_draw_rows_kernel",
     } <= {*found}  # fmt: skip
     assert any(name.startswith(("_lanes", "_cores")) for name in found)
 

@@ -203,6 +203,28 @@ def test_a_slot_taken_again_draws_with_its_new_parameters(monkeypatch):
         assert device.token_ids.tolist() == host.token_ids.tolist()
 
 
+def test_a_greedy_request_in_a_slot_that_drew_gets_the_likeliest_token(monkeypatch):
+    requests = [SamplingParams(seed=1, temperature=5.0), SamplingParams(seed=2)]
+    bench = SamplerBench(requests, vocab=VOCAB)
+    logits = random_logits(2)
+    bench.sampler.release(0)
+    bench.sampler.admit(
+        0,
+        request_id="greedy",
+        params=SamplingParams(temperature=0.0),
+        sibling=0,
+        max_tokens=9,
+        stop_ids=frozenset(),
+        prompt_tokens=1,
+        output_ids=(),
+    )
+
+    host, device = both_ways(monkeypatch, bench, logits)
+
+    assert device.token_ids[0] == logits[0].argmax()
+    assert device.token_ids.tolist() == host.token_ids.tolist()
+
+
 def test_a_device_has_the_random_numbers_of_the_host():
     chance = np.random.default_rng(3)
     keys = chance.integers(0, 2**64, 5000, dtype=np.uint64)
