@@ -19,12 +19,12 @@ from torch import Tensor
 class FewTiles:
     """Features and inputs that a program has on their way at a time, and its warps, for both launches."""
 
-    gate_up_features: int = 4
+    gate_up_features: int = 2
     gate_up_inputs: int = 2048
     gate_up_warps: int = 8
     down_features: int = 8
-    down_inputs: int = 1024
-    down_warps: int = 8
+    down_inputs: int = 512
+    down_warps: int = 4
 
 
 @triton.jit
