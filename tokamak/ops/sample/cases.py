@@ -10,6 +10,7 @@ from torch import Tensor
 
 from tokamak.ops.case import FLOAT32, Case, seeded
 from tokamak.ops.sample.reference import TABLE_COLUMNS
+from tokamak.ops.sample.uniform import FIRST, GOLDEN, SECOND
 
 WEIGHT_SIZES = ((1, 2), (5, 1023), (3, 1024), (4, 1031), (2, 49152), (0, 64))
 ARGMAX_SIZES = ((1, 1), (3, 17), (2, 2049), (33, 5003), (2, 151936), (0, 64))
@@ -73,6 +74,7 @@ DRAWS = (
     {"top_k": 1},
     {"top_k": 50},
     {"top_k": 50, "top_p": 0.8, "min_p": 0.02},
+    {"top_k": 50, "top_p": 0.99, "min_p": 0.3},
     {"top_k": 700, "min_p": 0.3},
     {"top_k": 5000},
     {"top_k": 5000, "top_p": 0.97},
@@ -102,7 +104,7 @@ def draw_table(asked: Sequence[Mapping[str, float]], vocab: int) -> Tensor:
 
 def _draws(
     name: str, vocab: int, scores: Tensor, kinds: Sequence[Mapping[str, float]] = DRAWS
-) -> tuple[object, ...]:
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Rows of all kinds, in other slots than their own; slots without a row hold nothing that can be drawn with."""
     rows = scores.shape[0]
     slots = torch.randperm(2 * rows, generator=seeded(name))[:rows]
@@ -148,6 +150,28 @@ def _even_draws(name: str, vocab: int) -> tuple[object, ...]:
     return _draws(name, vocab, scores, asked)
 
 
+def key_of(uniform: float, position: int) -> int:
+    """The key whose number at a position is the one asked for, a multiple of 2**-53: `uniforms_of` turned around."""
+    bits, all_bits = int(uniform * 2**53) << 11, 2**64
+    bits = (bits ^ (bits >> 31) ^ (bits >> 62)) * pow(SECOND, -1, all_bits) % all_bits
+    bits = (bits ^ (bits >> 27) ^ (bits >> 54)) * pow(FIRST, -1, all_bits) % all_bits
+    key = ((bits ^ (bits >> 30) ^ (bits >> 60)) - (position + 1) * GOLDEN) % all_bits
+    return key - all_bits if key >> 63 else key
+
+
+def _border_draws(name: str, vocab: int) -> tuple[object, ...]:
+    """Eight equal tokens, and numbers that are exactly where one's share ends, or as high as they get."""
+    kinds = ({}, {"top_k": 4}, {"top_p": 0.5}, {"min_p": 0.5}, {"top_k": 4, "top_p": 0.5})
+    numbers = (0.0, 0.25, 0.5, 0.75, 1.0 - 2.0**-53)
+    asked = [kind for kind in kinds for _ in numbers]
+    scores = torch.full((len(asked), vocab), float("-inf"))
+    scores[:, 5 : vocab - 3 : vocab // 8] = 1.5
+    scores, table, slots, positions = _draws(name, vocab, scores, asked)
+    for row, (slot, position) in enumerate(zip(slots.tolist(), positions.tolist(), strict=True)):
+        table[slot, 4] = key_of(numbers[row % len(numbers)], position)
+    return scores, table, slots, positions
+
+
 draw_rows_cases = [
     *(
         Case(f"{vocab} tokens {spread} apart", partial(_plain_draws, f"{vocab} {spread}", vocab, spread), 0.0)
@@ -156,6 +180,7 @@ draw_rows_cases = [
     Case("few values", partial(_tied_draws, "few values", 9000, 0.5), 0.0),
     Case("one value", partial(_tied_draws, "one value", 9000, 100.0), 0.0),
     Case("about equal", partial(_even_draws, "about equal", 400), 0.0),
+    Case("on borders", partial(_border_draws, "on borders", 1600), 0.0),
     Case("ruled out", partial(_ruled_out_draws, "ruled out", 7000), 0.0),
     Case("far apart", partial(_far_draws, "far apart", 3000), 0.0),
     Case("no rows", partial(_draws, "no rows", 64, torch.empty((0, 64))), 0.0),
