@@ -19,7 +19,6 @@ from tokamak.device.waits import HostWaits
 from tokamak.runner.status import NO_TOKEN, PrevStatus
 from tokamak.sampling.sampler import HARMLESS_ID, Sampled, bad_peaks
 
-
 NO_PLACE = -1
 """Of a row that samples nothing."""
 
