@@ -9,7 +9,6 @@ from tokamak.graphs.ladder import Ladder
 from tokamak.runner.exchange import RankRow
 from tokamak.runner.shape import (
     ForwardMode,
-    NoGraph,
     Policy,
     RequestBuckets,
     RunningTable,
@@ -18,6 +17,17 @@ from tokamak.runner.shape import (
 
 DRAFTS = Policy(drafts=True)
 PLAIN = Policy(drafts=False)
+
+
+class NoGraph:
+    """Graphs off: nothing is recorded, so every step runs eagerly."""
+
+    ladder = Ladder(())
+
+    def bucket(self, size: int, /, *, q_width: int = 1, split: bool = False) -> int | None:
+        """No bucket."""
+        del size, q_width, split
+        return None
 
 
 class Recorded:

@@ -51,17 +51,6 @@ class RequestBuckets(Protocol):
         ...
 
 
-class NoGraph:
-    """Graphs off: nothing is recorded, so every step runs eagerly."""
-
-    ladder = Ladder(())
-
-    def bucket(self, size: int, /, *, q_width: int = 1, split: bool = False) -> int | None:
-        """No bucket."""
-        del size, q_width, split
-        return None
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Policy:
     """What was decided at start-up about every step, equal on all ranks."""

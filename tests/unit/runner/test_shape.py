@@ -11,13 +11,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.support.factory import a_request, a_scheduler
-from tests.support.shapes import DRAFTS, PLAIN, Recorded, a_row, settle
+from tests.support.shapes import DRAFTS, PLAIN, NoGraph, Recorded, a_row, settle
 from tokamak.core.context import StepContext
 from tokamak.core.plan import Mode, StepShape
 from tokamak.errors import ShapeInvariant
 from tokamak.runner.dummy import dummy_plan, idle_plan
 from tokamak.runner.exchange import NO_DEMAND, Demand, LocalExchange, RankRow, rank_row
-from tokamak.runner.shape import ForwardMode, NoGraph, RunningTable, check_shape
+from tokamak.runner.shape import ForwardMode, RunningTable, check_shape
 
 
 def decide(plan, **changes) -> StepShape:
