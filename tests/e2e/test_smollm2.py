@@ -140,3 +140,40 @@ def test_preemption_changes_nothing():
     assert [own[: len(case)] for own, case in zip(ids, EXPECTED, strict=True)] == EXPECTED
     assert stats.preemptions > 0
     assert stats.free_blocks == stats.total_blocks
+
+
+WORDS = (
+    "apple", "river", "candle", "mirror", "garden", "window", "silver", "forest", "pencil", "bridge", "orange", "castle",
+    "button", "planet", "turtle", "basket", "hammer", "velvet", "island", "rocket", "ladder", "pepper", "engine", "violin",
+    "marble", "helmet", "ribbon", "saddle", "tunnel", "walnut", "anchor", "copper", "dragon", "falcon", "guitar", "jacket",
+    "kettle", "lizard", "magnet", "needle", "oyster", "parrot", "quartz", "rabbit", "spider", "temple", "urchin", "zipper",
+)  # fmt: skip
+CONCURRENT = (1, 2, 3, 5, 7, 8, 9, 15, 16, 17, 25, 31, 32, 33, 48)
+
+
+def a_password_prompt(at: int) -> str:
+    """Prompts of very different lengths, each with a word of its own."""
+    padding = "Remember this well. " * (at % 7 * 3)
+    word = WORDS[at]
+    return f"{padding}The password of door {at} is {word}. Repeat the password of door {at}:"
+
+
+def test_batch_sizes_between_buckets_mix_up_no_rows():  # case 20
+    prompts = [a_password_prompt(at) for at in range(len(WORDS))]
+    params = [
+        SamplingParams(temperature=0, max_tokens=8 + at % 17, ignore_eos=True)
+        for at in range(len(WORDS))
+    ]
+    options = {"dtype": "fp32", "max_model_len": 256, "max_num_seqs": 48}
+    with LLM("smollm2-135m", **options, graphs="off") as llm:
+        alone = [llm.generate([p], q)[0] for p, q in zip(prompts, params, strict=True)]
+    sizes = {"req_graph_sizes": (1, 4, 8, 16, 32, 48), "token_graph_sizes": (64, 512)}
+
+    with LLM("smollm2-135m", **options, **sizes, graphs="startup") as llm:
+        for count in CONCURRENT:
+            together = llm.generate(prompts[:count], params[:count])
+            assert ids_of(together) == ids_of(alone[:count]), count
+
+    for at, output in enumerate(alone):
+        strangers = [word for other, word in enumerate(WORDS) if other != at]
+        assert not any(word in output.text for word in strangers), output.text

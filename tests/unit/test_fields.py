@@ -27,6 +27,8 @@ WAITING = {
     ("StepShape", "uniform_rows"): "the all-to-all of expert parallel",
     ("StepContext", "running_table"): "the all-to-all of expert parallel",
     ("StepContext", "streams"): "host tables staged beside the forward",
+    ("PrevStatus", "accepted"): "drafts",
+    ("PrevStatus", "next_token"): "drafts",
 }
 """Fields the requirements fix whose reader is not built yet, and what will read them; nothing may join them."""
 
