@@ -34,7 +34,7 @@ from tokamak.engine.admission import Admission
 from tokamak.engine.configure import configure, engine_info, load_text
 from tokamak.engine.core import EngineCore
 from tokamak.engine.core_face import CoreFace
-from tokamak.engine.messages import AddRequest, EngineStats, RequestUpdate
+from tokamak.engine.messages import AddRequest, EngineReport, EngineStats, RequestUpdate
 from tokamak.engine.outputs import OutputStream
 from tokamak.errors import EngineError, RequestError, TemplateError
 from tokamak.sampling.grammar import check_structured
@@ -242,6 +242,10 @@ class LLM:
     def stats(self) -> EngineStats:
         """The engine's gauges and counters."""
         return self._open_core().stats()
+
+    def report(self) -> EngineReport:
+        """What is recorded, where steps went and how long their parts took; `/debug/graphs` has the same."""
+        return self._open_core().report()
 
     def reset_prefix_cache(self) -> None:
         """Forget reusable prefixes that no request holds."""
