@@ -73,7 +73,7 @@ def test_decode_steps_give_the_scores_of_the_parts(config, bodies):
     layers = len(bodies) // len(steps)
     assert bodies == ["attend"] * layers + ["decode"] * layers * 6
     for ours, theirs in zip(found, expected, strict=True):
-        torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-5)
+        torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-4)
 
 
 @every_config
@@ -88,7 +88,7 @@ def test_decode_rows_beside_a_prompt_attend_as_before(config, bodies):
     layers = len(bodies) // len(steps)
     assert bodies == ["attend"] * layers * 2 + ["decode"] * layers
     for ours, theirs in zip(found, expected, strict=True):
-        torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-5)
+        torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.timeout(180)
