@@ -16,7 +16,9 @@ pytestmark = [
     pytest.mark.timeout(300),
 ]
 TARGETS = {"nvidia": ("cuda", 90, 32), "amd": ("hip", "gfx942", 64)}
-REQUESTS = {"few": 1, "some": 20, "many": 80}
+REQUESTS = {"few": 1, "some": 20, "many": 70}
+CROWD = 80
+"""Requests whose heads fill a chip better in two launches."""
 WAIT, BEGIN, FETCH = (
     "griddepcontrol.wait", "griddepcontrol.launch_dependents", "cp.async.bulk.prefetch.L2",
 )  # fmt: skip
@@ -83,6 +85,16 @@ def test_every_form_compiles_for_both_vendors(compiled, vendor, requests):
 
     assert code["_rotate_cache_attend_kernel"]
     assert WAIT not in code["_rotate_cache_attend_kernel"]
+
+
+def test_where_many_heads_fill_the_chip_rotation_and_attention_are_two_launches(compiled):
+    from tokamak.ops.rotate_cache_attend.triton import MOST_PAIRS, triton_rotate_cache_attend
+
+    assert REQUESTS["many"] * KV_HEADS <= MOST_PAIRS < CROWD * KV_HEADS
+
+    code = compiled("nvidia", triton_rotate_cache_attend, *arguments_of(CROWD))
+
+    assert set(code) == {"_rotate_and_cache_kernel", "_paged_decode_kernel"}
 
 
 @pytest.mark.parametrize("requests", REQUESTS.values(), ids=REQUESTS)
