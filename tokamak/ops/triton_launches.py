@@ -7,20 +7,24 @@ processes. What they compile lies in Triton's cache on disk afterwards, under th
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import traceback
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from types import SimpleNamespace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
-from triton.backends.compiler import GPUTarget
-from triton.runtime import driver
-from triton.runtime.jit import JITFunction, compute_cache_key
 
 from tokamak.device.facts import DeviceFacts
+
+if TYPE_CHECKING or importlib.util.find_spec("triton") is not None:
+    # Who compiles ahead imports this module; only where there is a kernel to compile is anything in it called.
+    from triton.backends.compiler import GPUTarget
+    from triton.runtime import driver
+    from triton.runtime.jit import JITFunction, compute_cache_key
 
 NUMBER_BYTES = 4
 """Of a job's number in the pipe that hands them out."""
