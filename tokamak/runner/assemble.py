@@ -16,7 +16,7 @@ import torch
 
 from tokamak.cache.groups import group_sub_caches
 from tokamak.checkpoint.load import load_model, load_random
-from tokamak.checkpoint.source import open_checkpoint
+from tokamak.checkpoint.source import Checkpoint, open_checkpoint
 from tokamak.checkpoint.tokenizer import load_tokenizer
 from tokamak.config.engine import EngineConfig
 from tokamak.core.request import SamplingParams
@@ -62,6 +62,7 @@ class Rank:
 class Planned:
     """A model without weights, and every size of its start."""
 
+    checkpoint: Checkpoint
     model: Model
     build: Build
     start: StartPlan
@@ -87,7 +88,13 @@ def plan_rank(config: EngineConfig, build: Build | None = None) -> Planned:
     path = cost_path(config, checkpoint.config)
     cost = saved_cost(path) or _default_cost(config, build, model)
     groups = group_sub_caches(model.sub_caches())
-    return Planned(model=model, build=build, start=plan_start(config, groups, cost), cost_path=path)
+    return Planned(
+        checkpoint=checkpoint,
+        model=model,
+        build=build,
+        start=plan_start(config, groups, cost),
+        cost_path=path,
+    )
 
 
 def assemble(config: EngineConfig, exchange: Exchange | None = None) -> Rank:
@@ -117,7 +124,7 @@ def assemble(config: EngineConfig, exchange: Exchange | None = None) -> Rank:
             if config.model.load_format == "random":
                 load_random(model, config.model.seed, build.device)
             else:
-                load_model(model, open_checkpoint(Path(config.model.path)), build.device)
+                load_model(model, planned.checkpoint, build.device)
         with _timed(load_s, "tokenizer"):
             grammar = _make_grammar(config)
         with _timed(load_s, "kernels"):
