@@ -40,7 +40,7 @@ from tokamak.runner.pads import PadWatch
 from tokamak.runner.prepare import Preparation
 from tokamak.runner.previous import Previous
 from tokamak.runner.record import LONG_CONTEXT_TOKENS
-from tokamak.runner.shape import RunningTable
+from tokamak.runner.shape import RunningTable, lone_shape
 from tokamak.runner.wiring import Q_WIDTH
 from tokamak.telemetry.spans import Spans
 
@@ -104,19 +104,13 @@ def _step(prefill_tokens: int, decode_rows: int, context_tokens: int) -> tuple[S
         q_width=Q_WIDTH,
         context_tokens=context_tokens,
     )
-    requests, tokens = plan.scheduled_requests, plan.scheduled_tokens
-    shape = StepShape(
-        mode=Mode.TOKEN_GRAPH if prefill_tokens else Mode.REQUEST_GRAPH,
-        dummy=True,
-        scheduled_requests=requests,
-        scheduled_tokens=tokens,
-        running_requests=requests,
-        running_tokens=tokens,
+    size = (plan.scheduled_requests, plan.scheduled_tokens)
+    shape = lone_shape(
+        Mode.TOKEN_GRAPH if prefill_tokens else Mode.REQUEST_GRAPH,
+        scheduled=size,
+        running=size,
         q_width=0 if prefill_tokens else Q_WIDTH,
-        cut=None,
-        uniform_rows=True,
-        draft_requests=0,
-        wanted=None,
+        dummy=True,
         why="compiling",
     )
     return plan, shape

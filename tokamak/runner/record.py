@@ -29,6 +29,7 @@ from tokamak.runner.forward import Forward
 from tokamak.runner.graph_cost import Source, check_reserve
 from tokamak.runner.memory import records_choice
 from tokamak.runner.prepare import Preparation
+from tokamak.runner.shape import lone_shape
 
 logger = logging.getLogger(__name__)
 
@@ -95,15 +96,17 @@ class Recorder:
     @torch.inference_mode()
     def open_outlets(self) -> None:
         """Make the buffers results leave through, as wide as an eager forward's; before any recording."""
-        for graph, rows in (
-            (self._tokens, max(self._tokens.ladder.buckets, default=0)),
-            (self._requests, max(self._requests.ladder.buckets, default=0) * self._q_width),
-        ):
-            if rows:
-                context = self.staging(Mode.REQUEST_GRAPH, 1)
-                graph.open_outlets(self._forward.eager(context), rows)
-                if graph is self._requests and self._chooses:
-                    self._choice.open_outlets(rows)
+        tokens = max(self._tokens.ladder.buckets, default=0)
+        decode = max(self._requests.ladder.buckets, default=0) * self._q_width
+        if not tokens and not decode:
+            return
+        like = self._forward.eager(self.staging(Mode.REQUEST_GRAPH, 1))
+        if tokens:
+            self._tokens.open_outlets(like, tokens)
+        if decode:
+            self._requests.open_outlets(like, decode)
+            if self._chooses:
+                self._choice.open_outlets(decode)
 
     @torch.inference_mode()
     def record_all(self) -> None:
@@ -149,19 +152,9 @@ class Recorder:
         else:
             q_width, tokens, requests = self._q_width, bucket * self._q_width, bucket
             context_tokens = min(LONG_CONTEXT_TOKENS, self._max_model_len)
-        shape = StepShape(
-            mode=mode,
-            dummy=True,
-            scheduled_requests=requests,
-            scheduled_tokens=tokens,
-            running_requests=requests,
-            running_tokens=tokens,
-            q_width=q_width,
-            cut=None,
-            uniform_rows=True,
-            draft_requests=0,
-            wanted=None,
-            why="recording",
+        size = (requests, tokens)
+        shape = lone_shape(
+            mode, scheduled=size, running=size, q_width=q_width, dummy=True, why="recording"
         )
         plan = full_plan(shape, context_tokens=context_tokens)
         return self._preparation.prepare(plan, shape)

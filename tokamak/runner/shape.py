@@ -147,6 +147,35 @@ class ForwardMode:
         return shape
 
 
+def lone_shape(
+    mode: Mode,
+    *,
+    scheduled: tuple[int, int],
+    running: tuple[int, int],
+    q_width: int,
+    dummy: bool,
+    why: str,
+) -> StepShape:
+    """The shape of a step that no peer takes part in and nobody settles: recordings, their checks, compiling ahead.
+
+    scheduled, running: request rows and token rows.
+    """
+    return StepShape(
+        mode=mode,
+        dummy=dummy,
+        scheduled_requests=scheduled[0],
+        scheduled_tokens=scheduled[1],
+        running_requests=running[0],
+        running_tokens=running[1],
+        q_width=q_width,
+        cut=None,
+        uniform_rows=True,
+        draft_requests=0,
+        wanted=None,
+        why=why,
+    )
+
+
 def check_shape(shape: StepShape, *, req_graph: RequestBuckets, token_graph: TokenBuckets) -> None:
     """Hold a shape against what every step must satisfy.
 

@@ -21,6 +21,7 @@ from tokamak.runner.check import allowed_difference, worst_difference
 from tokamak.runner.forward import Forward
 from tokamak.runner.inputs import InputArena
 from tokamak.runner.prepare import Preparation
+from tokamak.runner.shape import lone_shape
 
 CONTEXT_BLOCKS = 3
 """Blocks a request of the verification has, where there are enough."""
@@ -213,18 +214,11 @@ def edges(ladder: Ladder) -> Iterator[tuple[int, int]]:
 
 
 def _shape(plan: StepPlan, mode: Mode, requests: int, tokens: int) -> StepShape:
-    decode = not plan.prefill_rows
-    return StepShape(
-        mode=mode,
+    return lone_shape(
+        mode,
+        scheduled=(plan.scheduled_requests, plan.scheduled_tokens),
+        running=(requests, tokens),
+        q_width=0 if plan.prefill_rows else tokens // requests,
         dummy=False,
-        scheduled_requests=plan.scheduled_requests,
-        scheduled_tokens=plan.scheduled_tokens,
-        running_requests=requests,
-        running_tokens=tokens,
-        q_width=tokens // requests if decode else 0,
-        cut=None,
-        uniform_rows=True,
-        draft_requests=0,
-        wanted=None,
         why="verifying",
     )
