@@ -1,0 +1,58 @@
+"""Do the Triton backends of the small ops compute what the reference does? Kernels are interpreted on the CPU.
+
+Attention, linear layers and experts have files of their own.
+"""
+
+import functools
+import importlib.util
+
+import pytest
+
+from tests.support.interpreted import cases_at, interpreted_gaps
+
+CASES = {
+    "norm": {
+        "rms_norm": "tokamak.ops.norm.cases:rms_norm_cases",
+        "add_rms_norm": "tokamak.ops.norm.cases:add_rms_norm_cases",
+        "add_residual": "tokamak.ops.norm.cases:add_residual_cases",
+    },
+    "sample": {
+        "token_weights": "tokamak.ops.sample.cases:token_weights_cases",
+        "argmax_rows": "tokamak.ops.sample.cases:argmax_rows_cases",
+        "draw_rows": "tokamak.ops.sample.cases:draw_rows_cases",
+    },
+    "step_prep": {
+        "fill_step": "tests.support.op_cases:filled_steps",
+        "fill_indptrs": "tokamak.ops.step_prep.cases:fill_indptrs_cases",
+        "fill_unit_tiles": "tokamak.ops.step_prep.cases:fill_unit_tiles_cases",
+    },
+    "activation": {"silu_mul": "tokamak.ops.activation.cases:silu_mul_cases"},
+    "embedding": {"embed": "tokamak.ops.embedding.cases:embed_cases"},
+    "rope": {"rotate_and_cache": "tokamak.ops.rope.cases:rotate_and_cache_cases"},
+}
+pytestmark = [
+    pytest.mark.vendor("triton"),
+    pytest.mark.skipif(
+        importlib.util.find_spec("triton") is None, reason="triton is not installed"
+    ),
+    pytest.mark.timeout(300),
+]
+
+
+@functools.cache
+def package_gaps(package: str) -> dict[str, dict[str, float]]:
+    """The differences of one package's ops, computed when its first case runs."""
+    return interpreted_gaps(CASES[package])
+
+
+@pytest.mark.parametrize(
+    ("package", "op_name", "case"),
+    [
+        pytest.param(package, name, case, id=f"{name}: {case}")
+        for package, ops in CASES.items()
+        for name, place in ops.items()
+        for case in cases_at(place)
+    ],
+)
+def test_a_backend_agrees_with_the_reference(package, op_name, case):
+    assert package_gaps(package)[op_name][str(case)] <= case.tolerance
