@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from tokamak.cache.groups import group_sub_caches
 from tokamak.cache.view import PagedBuffers
 from tokamak.core.context import StepContext, installed
 from tokamak.core.inputs import StepInputs
@@ -64,13 +65,15 @@ class Chunk:
     token_ids: Sequence[int]
     computed: int
     blocks: Sequence[int]
+    before: Sequence[int] = ()
+    """The computed tokens, where a model looks at them."""
 
 
 def a_context(
     chunks: Sequence[Chunk],
     *,
     block_tokens: int,
-    group: str = "keys",
+    groups: Sequence[str] = ("keys",),
     padding: int = 0,
     layers: Sequence[object] = (),
 ) -> StepContext:
@@ -99,7 +102,7 @@ def a_context(
         why="test",
         wanted=None,
     )
-    inputs = _inputs(chunks, requests, tokens, block_tokens, group)
+    inputs = _inputs(chunks, requests, tokens, block_tokens, groups)
     inputs.q_width = shape.q_width
     widest = 1 + max(chunk.computed + len(chunk.token_ids) for chunk in chunks)
     builder = AttnBuilder(
@@ -133,7 +136,11 @@ def _plan(chunks: Sequence[Chunk], prefill_rows: int) -> StepPlan:
 
 
 def _inputs(
-    chunks: Sequence[Chunk], requests: int, running_tokens: int, block_tokens: int, group: str
+    chunks: Sequence[Chunk],
+    requests: int,
+    running_tokens: int,
+    block_tokens: int,
+    groups: Sequence[str],
 ) -> StepInputs:
     tokens = [token for chunk in chunks for token in chunk.token_ids]
     positions = [c.computed + i for c in chunks for i in range(len(c.token_ids))]
@@ -156,12 +163,19 @@ def _inputs(
         query_starts=starts,
         block_tokens=block_tokens,
     )
+    known = [[*chunk.before, *chunk.token_ids] for chunk in chunks]
+    history = torch.zeros((len(chunks) + 1, max(map(len, known)) + 1), dtype=torch.int32)
+    for slot, ids in enumerate(known, start=1):
+        history[slot, : len(ids)] = torch.tensor(ids, dtype=torch.int32)
+    slots = [*range(1, len(chunks) + 1), *[0] * (requests - len(chunks))]
     return StepInputs(
         token_ids=torch.tensor(tokens + [0] * pads, dtype=torch.int32),
         positions=torch.tensor(positions + [0] * pads, dtype=torch.int32),
         query_starts=starts,
         logit_rows=torch.arange(len(tokens), dtype=torch.int32),
-        rows={group: buffers.view(requests, running_tokens)},
+        rows={group: buffers.view(requests, running_tokens) for group in groups},
+        history=history,
+        slots=torch.tensor(slots, dtype=torch.int32),
     )
 
 
@@ -174,10 +188,11 @@ class ModelDriver:
         # Handed out from the highest down, so that no request's blocks lie in order; 0 is nobody's.
         self._free = list(range(1, blocks))
         self._blocks: dict[str, list[int]] = {}
-        self._computed: dict[str, int] = {}
+        self._known: dict[str, list[int]] = {}
+        self._groups = [group.name for group in group_sub_caches(model.sub_caches())]
         views: dict[str, list[Tensor]] = {}
         for kind in model.sub_caches():
-            shape = (blocks, kind.heads, block_tokens, kind.width)
+            shape = (blocks, kind.heads, block_tokens // kind.stride_tokens, kind.width)
             dtype = getattr(torch, kind.dtype)
             # Not a number, so that reading what was never written shows.
             views[kind.name] = [torch.full(shape, float("nan"), dtype=dtype) for _ in kind.layers]
@@ -194,6 +209,7 @@ class ModelDriver:
         context = a_context(
             [self._chunk(name, work[name]) for name in names],
             block_tokens=self.block_tokens,
+            groups=self._groups,
             padding=padding,
             layers=self.model.layers,
         )
@@ -213,9 +229,10 @@ class ModelDriver:
         return output_ids
 
     def _chunk(self, name: str, token_ids: Sequence[int]) -> Chunk:
-        computed = self._computed.get(name, 0)
+        known = self._known.setdefault(name, [])
+        before = list(known)
         blocks = self._blocks.setdefault(name, [])
-        self._computed[name] = computed + len(token_ids)
-        while len(blocks) * self.block_tokens < self._computed[name]:
+        known.extend(token_ids)
+        while len(blocks) * self.block_tokens < len(known):
             blocks.append(self._free.pop())
-        return Chunk(token_ids, computed, list(blocks))
+        return Chunk(token_ids, len(before), list(blocks), before)

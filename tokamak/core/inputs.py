@@ -49,6 +49,10 @@ class StepInputs:
     rows: Mapping[str, Rows]  # by cache group
     q_width: int = 0
     """Token rows of every request in a step of decode rows alone, else 0. No recording holds for two of them."""
+    history: Tensor | None = (
+        None  # [slots, positions] int32, all known tokens; None in steps made without a runner
+    )
+    slots: Tensor | None = None  # [requests] int32, whose history a request row has
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, ParamSpec, TypeVar
 
 import torch
@@ -69,6 +69,10 @@ class Build:
         """A number under which the body of an eager region finds a layer in the step's context."""
         self.layers.append(layer)
         return len(self.layers) - 1
+
+    def widened(self) -> Build:
+        """The same build for layers that multiply in float32 whatever the model's dtype; it shares all records."""
+        return replace(self, dtype=torch.float32)
 
     def unrecordable(self, *, token_graph: bool) -> tuple[str, ...]:
         """Bound ops a recording cannot hold, as `op=backend`; a token graph runs the live ones eagerly."""

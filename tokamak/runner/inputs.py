@@ -332,6 +332,8 @@ class InputArena:
             logit_rows=member["logit_rows"][: staged.logit_rows],
             rows=rows,
             q_width=q_width,
+            history=self.history,
+            slots=member["slots"][:requests],
         )
         return _Views(
             inputs=inputs,

@@ -1,0 +1,71 @@
+"""Experts of DeepSeek V4 and V4.1: routed by sqrt(softplus), gated with limits, and one expert all rows share."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from tokamak.layers.build import Build
+from tokamak.layers.linear import Linear
+from tokamak.layers.moe import StackedExperts
+from tokamak.layers.plain import Plain
+from tokamak.ops.activation import silu_mul_limited
+from tokamak.ops.moe_experts import moe_experts_limited
+from tokamak.ops.moe_route import moe_route_rooted, moe_weigh_rooted
+
+
+class RootedExperts:
+    """Each row through `chosen` of `experts` and a shared one.
+
+    `bias` ranks experts along with the router. Where `vocab_tokens` is given, a table says for each token id who is
+    chosen, and the router only weighs.
+    """
+
+    bias: Plain | None
+    table: Plain | None
+
+    def __init__(
+        self,
+        build: Build,
+        *,
+        width: int,
+        inner_width: int,
+        experts: int,
+        chosen: int,
+        scale: float,
+        limit: float,
+        vocab_tokens: int = 0,
+    ) -> None:
+        inner = (inner_width, inner_width)
+        self.router = Linear(build.widened(), width, (experts,))
+        self.bias = None if vocab_tokens else Plain(build, (experts,))
+        self.table = None
+        if vocab_tokens:
+            self.table = Plain(
+                build,
+                (vocab_tokens, chosen),
+                dtype=torch.int32,
+                draw=lambda shape, generator: torch.randint(experts, shape, generator=generator),
+            )
+        self.gate_up = StackedExperts(build, experts, width, inner, chosen=chosen)
+        self.down = StackedExperts(build, experts, inner_width, (width,), chosen=chosen)
+        self.shared_gate_up = Linear(build, width, inner)
+        self.shared_down = Linear(build, inner_width, (width,))
+        self._chosen, self._scale, self._limit = chosen, scale, limit
+        self._route = build.bind(moe_route_rooted)
+        self._weigh = build.bind(moe_weigh_rooted)
+        self._experts = build.bind(moe_experts_limited)
+        self._silu_mul = build.bind(silu_mul_limited)
+
+    def __call__(self, x: Tensor, token_ids: Tensor) -> Tensor:
+        """x: [tokens, width], normed; token_ids: [tokens] int32. Returns [tokens, width]."""
+        scores = self.router(x.float())
+        if self.table is None:
+            assert self.bias is not None, "experts without a table have a bias"
+            ids, weights = self._route(scores, self.bias.values, self._chosen, self._scale)
+        else:
+            ids = self.table.values.index_select(0, token_ids)
+            weights = self._weigh(scores, ids, self._scale)
+        routed = self._experts(x, ids, weights, self.gate_up.values, self.down.values, self._limit)
+        shared = self.shared_down(self._silu_mul(self.shared_gate_up(x), self._limit))
+        return routed + shared

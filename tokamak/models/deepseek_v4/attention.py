@@ -1,0 +1,151 @@
+"""What V4 and V4.1 share between attention layers, and V4.1's layers that make entries for others."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from tokamak.cache.groups import group_sub_caches
+from tokamak.cache.sub_cache import SubCache
+from tokamak.core.inputs import StepInputs
+from tokamak.layers.attention.compressed import CacheRows, Compressor, Rotation, group_starts
+from tokamak.layers.attention.sparse import Round, SparseAttention
+from tokamak.layers.build import Build
+from tokamak.layers.linear import Linear
+from tokamak.layers.norm import RMSNorm
+from tokamak.models.deepseek_v4.config import SharedConfig
+from tokamak.quant.fake import fake_fp8, fake_mxfp4, fake_nvfp4
+
+WINDOW_BLOCK = 32
+"""Numbers of a window row that share a scale."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rounding:
+    """The narrow formats cached rows go through; nothing where a model has none."""
+
+    window: Round
+    entry: Round
+    index: Round
+
+    @classmethod
+    def of_v4_1(cls, *, on: bool) -> Rounding:
+        """Window rows in 8 bits, entries and index rows in 4 bits."""
+        if not on:
+            return cls(window=_as_is, entry=_as_is, index=_as_is)
+        return cls(window=partial(fake_fp8, block=WINDOW_BLOCK), entry=fake_nvfp4, index=fake_mxfp4)
+
+
+def _as_is(x: Tensor) -> Tensor:
+    return x
+
+
+class Caches:
+    """The rows a model keeps: its sub-caches by name, and the layers that read and write them."""
+
+    def __init__(self, build: Build, sub_caches: Sequence[SubCache]) -> None:
+        self.sub_caches = tuple(sub_caches)
+        self._group_of = {
+            sub_cache.name: group.name
+            for group in group_sub_caches(sub_caches)
+            for sub_cache in group.sub_caches
+        }
+        self._rows = {
+            sub_cache.name: {
+                layer: CacheRows(build, self._group_of[sub_cache.name], sub_cache.stride_tokens)
+                for layer in sub_cache.layers
+            }
+            for sub_cache in sub_caches
+        }
+
+    def rows(self, name: str, layer: int) -> CacheRows:
+        """A layer's rows in a sub-cache."""
+        return self._rows[name][layer]
+
+    def bind(self, views: Mapping[str, Sequence[Tensor]]) -> None:
+        """Give every layer its view."""
+        for name, by_layer in self._rows.items():
+            for rows, view in zip(by_layer.values(), views[name], strict=True):
+                rows.bind(view)
+
+
+def make_attention(
+    build: Build,
+    config: SharedConfig,
+    *,
+    window: CacheRows,
+    entries: CacheRows | None,
+    rotation: Rotation,
+    round_window: Round,
+    head_norms: bool,
+) -> SparseAttention:
+    """The attention of one layer."""
+    c = config
+    return SparseAttention(
+        build,
+        width=c.width,
+        heads=c.heads,
+        head_dim=c.head_dim,
+        q_rank=c.q_rank,
+        out_groups=c.out_groups,
+        out_rank=c.out_rank,
+        window_tokens=c.window_tokens,
+        window=window,
+        entries=entries,
+        rotation=rotation,
+        round_window=round_window,
+        eps=c.norm_eps,
+        head_norms=head_norms,
+    )
+
+
+class EntrySource:
+    """Makes the compressed entries of a V4.1 layer and the index keys that describe them."""
+
+    def __init__(
+        self,
+        build: Build,
+        config: SharedConfig,
+        compressor: Compressor,
+        *,
+        entries: CacheRows,
+        keys: CacheRows,
+        rotation: Rotation,
+        rounding: Rounding,
+    ) -> None:
+        self.compressor = compressor
+        self.key_down = Linear(build, config.head_dim, (config.index_dim,))
+        self.key_norm = RMSNorm(build, config.index_dim, config.norm_eps)
+        self.entries, self.keys = entries, keys
+        self._rotation, self._rounding = rotation, rounding
+
+    def __call__(self, x: Tensor, step: StepInputs) -> None:
+        """Cache what the tokens of this step complete. x: [tokens, width], normed."""
+        latents = self.compressor(x, step)
+        starts = group_starts(step, self.compressor.ratio)
+        keys = self._rotation(self.key_norm(self.key_down(latents)), starts)
+        self.keys.write(self._rounding.index(keys), step)
+        self.entries.write(self._rounding.entry(self._rotation(latents, starts)), step)
+
+
+def state_dtype(build: Build) -> str:
+    """The name of the model's dtype, as sub-caches call it."""
+    return str(build.dtype).removeprefix("torch.")
+
+
+def first_stream(step: StepInputs, streams: int) -> Tensor:
+    """Coefficients that read the first of the streams alone: float32 [tokens, streams]."""
+    read = torch.zeros(
+        (step.positions.shape[0], streams), dtype=torch.float32, device=step.positions.device
+    )
+    read[:, 0] = 1.0
+    return read
+
+
+def entry_room(build: Build, ratio: int, most: int) -> int:
+    """How many entries a row can attend to: no more than a request of the longest context has."""
+    return min(most, -(-build.max_model_len // ratio))
