@@ -50,6 +50,7 @@ def a_model(
     architectures = config["architectures"]
     assert isinstance(architectures, list)
     model = find(architectures[0]).from_config(config, build or a_build())
+    model.take_names(weights)
     left = set(weights) - model.optional_weights()
     for parameter, sources in model.weights().values():
         parameter.load([DenseWeight(weights[name]) for name in sources])

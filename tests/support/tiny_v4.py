@@ -14,13 +14,43 @@ import torch
 from torch import Tensor
 
 from tests.support.steps import a_build
+from tests.support.tiny import VOCAB_TOKENS
 from tokamak.core.weight import DenseWeight
 from tokamak.layers.build import Build
 from tokamak.layers.model import Model
 from tokamak.models.deepseek_v4.config_v4_1 import V41Config
+from tokamak.models.deepseek_v4.v4 import DeepseekV4
 from tokamak.models.deepseek_v4.v4_1 import DeepseekV41
 
 COMPRESSED_IDS = 700
+
+SMALL = {
+    "vocab_size": VOCAB_TOKENS,
+    "hidden_size": 64,
+    "num_hidden_layers": 6,
+    "num_attention_heads": 4,
+    "head_dim": 32,
+    "q_lora_rank": 32,
+    "o_lora_rank": 32,
+    "compress_ratios": [0, 2, 2, 1, 1, 1],
+    "kv_source_layer_ids": [1, 3],
+    "index_source_layer_ids": [1, 3, 4],
+    "candidate_source_layer_id": 3,
+    "moe_intermediate_size": 32,
+    "n_routed_experts": 4,
+    "engram_layer_ids": [1],
+    "engram_num_embeddings": [660],
+    "engram_vocab_size": 100,
+}
+"""Changes that make the golden V4.1 config smaller, with the vocabulary of the other tiny models."""
+
+YARN = {
+    "rope_type": "yarn",
+    "factor": 16,
+    "beta_fast": 32,
+    "beta_slow": 1,
+    "original_max_position_embeddings": 65536,
+}
 
 
 def v4_1_config(**changes: object) -> dict[str, object]:
@@ -60,13 +90,7 @@ def v4_1_config(**changes: object) -> dict[str, object]:
         "hidden_act": "silu",
         "rope_theta": 10000,
         "compress_rope_theta": 160000,
-        "rope_scaling": {
-            "type": "yarn",
-            "factor": 16,
-            "beta_fast": 32,
-            "beta_slow": 1,
-            "original_max_position_embeddings": 65536,
-        },
+        "rope_scaling": YARN,
         "max_position_embeddings": 1048576,
         "hc_mult": 4,
         "hc_sinkhorn_iters": 20,
@@ -93,6 +117,54 @@ def v4_1_config(**changes: object) -> dict[str, object]:
     }
 
 
+def v4_config(**changes: object) -> dict[str, object]:
+    """A V4 config of five layers of all kinds, as published; heads and tables are small."""
+    return {
+        "architectures": ["DeepseekV4ForCausalLM"],
+        "model_type": "deepseek_v4",
+        "vocab_size": VOCAB_TOKENS,
+        "hidden_size": 64,
+        "moe_intermediate_size": 32,
+        "num_hidden_layers": 5,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 1,
+        "head_dim": 32,
+        "qk_rope_head_dim": 16,
+        "q_lora_rank": 24,
+        "o_groups": 2,
+        "o_lora_rank": 24,
+        "sliding_window": 8,
+        "compress_ratios": [0, 4, 8, 4, 8, 0],
+        "compress_rates": {"heavily_compressed_attention": 8},
+        # Many heads, so that no two entries score the same.
+        "index_n_heads": 16,
+        "index_head_dim": 16,
+        "index_topk": 5,
+        "n_routed_experts": 6,
+        "num_experts_per_tok": 2,
+        "n_shared_experts": 1,
+        "num_hash_layers": 2,
+        "routed_scaling_factor": 1.5,
+        "swiglu_limit": 1.0,
+        "scoring_func": "sqrtsoftplus",
+        "norm_topk_prob": True,
+        "hidden_act": "silu",
+        "rms_norm_eps": 1e-6,
+        "rope_theta": 10000.0,
+        "compress_rope_theta": 160000.0,
+        "rope_scaling": YARN,
+        "max_position_embeddings": 1048576,
+        "hc_mult": 4,
+        "hc_sinkhorn_iters": 20,
+        "hc_eps": 1e-6,
+        "tie_word_embeddings": False,
+        "bos_token_id": 0,
+        "eos_token_id": 1,
+        "torch_dtype": "float32",
+        **changes,
+    }
+
+
 def named_weight(name: str, shape: tuple[int, ...]) -> Tensor:
     """The numbers a tensor of that published name has in golden models, float32."""
     numbers = np.random.default_rng(zlib.crc32(f"e{name}".encode())).standard_normal(shape)
@@ -102,11 +174,25 @@ def named_weight(name: str, shape: tuple[int, ...]) -> Tensor:
         numbers = 0.5 * numbers
     elif name.endswith("_fn"):
         numbers = 0.05 * numbers
-    elif name.endswith("gate.bias"):
+    elif name.endswith(("gate.bias", "ape")):
         numbers = 0.1 * numbers
     elif not name.endswith("embed.weight"):
         numbers = numbers / np.sqrt(shape[-1])
     return torch.from_numpy(numbers.astype(np.float32))
+
+
+def v4_weights(config: Mapping[str, object]) -> dict[str, Tensor]:
+    """Weights of a V4 config by published name, those of the table of experts among them."""
+    model = DeepseekV4.from_config(config, a_build())
+    found: dict[str, Tensor] = {}
+    experts = model.config.shared.experts
+    for parameter, sources in model.weights().values():
+        for name, shape in zip(sources, parameter.part_shapes, strict=True):
+            found[name] = named_weight(name, shape)
+            if name.endswith("tid2eid"):
+                found[name] = found[name].new_tensor(range(shape[0])).long()[:, None]
+                found[name] = (7 * found[name] + torch.arange(shape[1])) % experts
+    return found
 
 
 def load_named_weights(model: Model) -> None:

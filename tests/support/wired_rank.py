@@ -190,6 +190,7 @@ class Driver:
         self, runner: ModelRunner, *, blocks: int = BLOCKS, requests: int = REQUESTS
     ) -> None:
         self.runner = runner
+        self._groups = len(group_sub_caches(runner._model.sub_caches()))
         self.requests: dict[str, Running] = {}
         self._slots = list(range(1, requests + 1))
         self._blocks = list(range(1, blocks))
@@ -223,7 +224,10 @@ class Driver:
             if need > 0:
                 new = tuple(self._blocks.pop() for _ in range(need))
                 request.blocks.extend(new)
-                grants.append(BlockGrant(slot=request.slot, group=0, start=have, block_ids=new))
+                grants += [
+                    BlockGrant(slot=request.slot, group=group, start=have, block_ids=new)
+                    for group in range(self._groups)
+                ]
         final = [
             row < len(prefill) and request.computed + tokens == len(request.prompt)
             for row, (request, tokens) in enumerate(rows)

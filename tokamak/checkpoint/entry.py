@@ -17,6 +17,9 @@ GROUPED_FORMATS = {"Q4_0": 4, "Q4_1": 4, "Q5_0": 5, "Q5_1": 5, "Q8_0": 8}
 PLAIN_FORMATS = ("F32", "BF16", "F16")
 """Formats read as they are."""
 
+TABLE_FORMATS = ("I64", "I32")
+"""Whole numbers, read as they are: tables of ids."""
+
 SCALED_FORMATS = ("F8_E4M3",)
 """Formats read as they are, whose scales are another tensor."""
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import logging
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 from typing import Protocol
@@ -56,6 +56,10 @@ class Loadable(Protocol):
 class LoadableModel(Protocol):
     """What loading needs of a model."""
 
+    def take_names(self, names: Collection[str]) -> None:
+        """Told the names of a checkpoint's tensors before `weights` is asked."""
+        ...
+
     def weights(self) -> Mapping[str, tuple[Loadable, tuple[str, ...]]]:
         """Every parameter by its own name: where it lives, and the checkpoint tensors it is made of."""
         ...
@@ -90,6 +94,7 @@ def load_model(
         UnsupportedModelError: a tensor has a number format we do not read.
     """
     began = time.perf_counter()
+    model.take_names(checkpoint.names())
     weights = model.weights()
     wanted = _check(weights, model.optional_weights(), checkpoint)
     reader = Reader()

@@ -19,6 +19,7 @@ from tokamak.checkpoint.entry import (
     DEQUANTISED_FORMATS,
     GROUPED_FORMATS,
     PLAIN_FORMATS,
+    TABLE_FORMATS,
     Scales,
     TensorEntry,
     check_range,
@@ -27,7 +28,11 @@ from tokamak.core.weight import DenseWeight, GroupedWeight, ScaledWeight, Weight
 from tokamak.errors import CheckpointError
 
 PLAIN_DTYPES: dict[str, torch.dtype] = dict(
-    zip(PLAIN_FORMATS, (torch.float32, torch.bfloat16, torch.float16), strict=True)
+    zip(
+        (*PLAIN_FORMATS, *TABLE_FORMATS),
+        (torch.float32, torch.bfloat16, torch.float16, torch.int64, torch.int32),
+        strict=True,
+    )
 )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import ClassVar, Protocol, runtime_checkable
 
 import torch
@@ -51,6 +51,10 @@ class Model(nn.Module, ABC):
     @abstractmethod
     def sub_caches(self) -> tuple[SubCache, ...]:
         """What it keeps per request between steps."""
+
+    def take_names(self, names: Collection[str]) -> None:
+        """Told the names of a checkpoint's tensors before `weights` is asked, where a family has several spellings."""
+        del names
 
     @abstractmethod
     def weights(self) -> Mapping[str, tuple[Parameter, tuple[str, ...]]]:

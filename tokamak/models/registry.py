@@ -15,6 +15,7 @@ from tokamak.layers.build import Build
 from tokamak.layers.model import Model
 
 FAMILIES: dict[str, str] = {
+    "DeepseekV4ForCausalLM": "tokamak.models.deepseek_v4.v4:DeepseekV4",
     "DeepseekV41ForCausalLM": "tokamak.models.deepseek_v4.v4_1:DeepseekV41",
     "LlamaForCausalLM": "tokamak.models.llama.llama:Llama",
     "MistralForCausalLM": "tokamak.models.llama.llama:Llama",

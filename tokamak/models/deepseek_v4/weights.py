@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Mapping, Sequence
+
+import torch
+
+from tokamak.core.weight import DenseWeight, Weight
 from tokamak.layers.attention.compressed import Compressor
 from tokamak.layers.attention.sparse import Indexer, SparseAttention
 from tokamak.layers.engram import Engram
 from tokamak.layers.model import Parameter
+from tokamak.layers.moe import StackedExperts
 from tokamak.layers.moe_rooted import RootedExperts
 from tokamak.layers.residual import MixSite
 
@@ -93,3 +100,91 @@ def engram_weights(engram: Engram, at: str) -> Weights:
         f"{of}.q_weight": (engram.q_weight, (f"{of}.q_weight",)),
         f"{of}.k_weight": (engram.k_weight, (f"{of}.k_weight",)),
     }
+
+
+EXPERT = re.compile(r"(.*)\.experts\.\d+\.(w1|w2|w3)\.weight")
+
+TRANSFORMERS_NAMES = tuple(
+    (re.compile(pattern), name)
+    for pattern, name in (
+        (r"^embed\.", "model.embed_tokens."),
+        (r"^head\.", "lm_head."),
+        (r"^hc_head_", "model.hc_head.hc_"),
+        (r"^(norm|layers)\.", r"model.\1."),
+        (r"\.attn\.indexer\.compressor\.", ".attn.compressor.indexer."),
+        (r"\.attn\.indexer\.wq_b\.", ".attn.compressor.indexer.q_b_proj."),
+        (
+            r"\.attn\.indexer\.weights_proj\.",
+            ".attn.compressor.indexer.scorer.weights_proj.",
+        ),
+        (r"(\.compressor\..*)\bnorm\.", r"\1kv_norm."),
+        (r"\.attn_norm\.", ".input_layernorm."),
+        (r"\.ffn_norm\.", ".post_attention_layernorm."),
+        (r"\.hc_(attn|ffn)_", r".\1_hc."),
+        (r"\.attn\.", ".self_attn."),
+        (r"\.ffn\.", ".mlp."),
+        (r"\.attn_sink$", ".sinks"),
+        (r"\.ape$", ".position_bias"),
+        (r"\.wq_a\.", ".q_a_proj."),
+        (r"\.wq_b\.", ".q_b_proj."),
+        (r"\.wkv\.", ".kv_proj."),
+        (r"\.wgate\.", ".gate_proj."),
+        (r"\.wo_a\.", ".o_a_proj."),
+        (r"\.wo_b\.", ".o_b_proj."),
+        (r"\.q_norm\.", ".q_a_norm."),
+        (r"\.gate\.bias$", ".gate.e_score_correction_bias"),
+        (r"\.shared_experts\.w1\.", ".shared_experts.gate_proj."),
+        (r"\.shared_experts\.w3\.", ".shared_experts.up_proj."),
+        (r"\.shared_experts\.w2\.", ".shared_experts.down_proj."),
+    )
+)
+"""From V4's published names to those in transformers, in this order."""
+
+
+class OneTensor:
+    """Experts whose matrices a checkpoint has as one tensor, [experts, rows, width]."""
+
+    def __init__(self, experts: StackedExperts, count: int) -> None:
+        shapes = experts.part_shapes
+        self._experts = experts
+        self._rows = [rows for rows, _ in shapes]
+        self._shape = (count, sum(self._rows) // count, shapes[0][1])
+
+    @property
+    def part_shapes(self) -> tuple[tuple[int, ...], ...]:
+        """[experts, rows, width], once."""
+        return (self._shape,)
+
+    def load(self, parts: Sequence[Weight]) -> None:
+        """Cut the one part into matrices."""
+        (part,) = parts
+        assert part.shape == self._shape, f"experts of {part.shape} for {self._shape}"
+        flat = part.dense(torch.float32).reshape(-1, self._shape[2])
+        self._experts.load([DenseWeight(rows) for rows in flat.split(self._rows)])
+
+    def load_random(self, generator: torch.Generator) -> None:
+        """Fill with numbers that keep the size of what passes through."""
+        self._experts.load_random(generator)
+
+
+def as_in_transformers(
+    found: Mapping[str, tuple[Parameter, tuple[str, ...]]], experts: int
+) -> Weights:
+    """The same parameters by the names, and in the tensors, that transformers holds V4 in."""
+    renamed: Weights = {}
+    for own, (parameter, names) in found.items():
+        if isinstance(parameter, StackedExperts):
+            match = EXPERT.fullmatch(names[0])
+            assert match is not None, f"{names[0]} is no expert's"
+            last = "down_proj" if match[2] == "w2" else "gate_up_proj"
+            where = f"{_in_transformers(match[1] + '.')}experts.{last}"
+            renamed[own] = (OneTensor(parameter, experts), (where,))
+        else:
+            renamed[own] = (parameter, tuple(map(_in_transformers, names)))
+    return renamed
+
+
+def _in_transformers(name: str) -> str:
+    for pattern, replacement in TRANSFORMERS_NAMES:
+        name = pattern.sub(replacement, name)
+    return name

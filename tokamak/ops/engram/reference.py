@@ -7,6 +7,7 @@ from torch import Tensor
 
 from tokamak.ops.paged_rows import requests_of_rows
 from tokamak.ops.registry import op
+from tokamak.ops.whole_rows import whole_rows
 
 SMALLEST_DOT = 1e-6
 
@@ -62,5 +63,6 @@ def engram_gate(
     key = keys.view(streams.shape).float()
     scale = torch.rsqrt(wide.square().mean(-1) + eps) * torch.rsqrt(key.square().mean(-1) + eps)
     dot = (wide * weight * key).sum(-1) * scale * streams.shape[2] ** -0.5
-    gate = torch.sigmoid(torch.copysign(dot.abs().clamp(min=SMALLEST_DOT).sqrt(), dot))
+    root = torch.copysign(dot.abs().clamp(min=SMALLEST_DOT).sqrt(), dot)
+    gate = torch.sigmoid(whole_rows(root))[: streams.shape[0]]
     return (wide + gate.unsqueeze(-1) * values.float().unsqueeze(1)).to(streams.dtype)

@@ -9,6 +9,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from tokamak.ops.registry import op
+from tokamak.ops.whole_rows import whole_rows
 
 SMALLEST_SUM = 1e-20
 """Added to the sum of a row's weights, so that a row of zeros stays finite."""
@@ -40,7 +41,8 @@ def moe_weigh_rooted(scores: Tensor, ids: Tensor, scale: float) -> Tensor:
 
 def _root(scores: Tensor) -> Tensor:
     # softplus's threshold would be exact to float32 only above 20, where log1p(exp(-x)) is below half a unit.
-    return functional.softplus(scores.float(), threshold=20.0).sqrt()
+    whole = whole_rows(scores.float())
+    return functional.softplus(whole, threshold=20.0).sqrt()[: scores.shape[0]]
 
 
 def _weights(scores: Tensor, ids: Tensor, scale: float) -> Tensor:

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor
-from torch.nn import functional
 
+from tokamak.ops.paged_rows import bands
 from tokamak.ops.registry import op
+from tokamak.ops.whole_rows import whole_rows
 
 
 @op
@@ -32,7 +33,8 @@ def mix_coefficients(
     stream that is read.
     """
     count = streams.shape[1]
-    mixed = _project(streams, fn, norm_eps)
+    rows = streams.shape[0]
+    mixed = whole_rows(_project(streams, fn, norm_eps))
     read, write, mix = mixed.split([count, count, count * count], dim=-1)
     read_base, write_base, mix_base = base.split([count, count, count * count])
     read = torch.sigmoid(read * scale[0] + read_base) + mix_eps
@@ -42,7 +44,7 @@ def mix_coefficients(
     for _ in range(iterations - 1):
         square = square / (square.sum(dim=-1, keepdim=True) + mix_eps)
         square = square / (square.sum(dim=-2, keepdim=True) + mix_eps)
-    return read, write, square
+    return read[:rows], write[:rows], square[:rows]
 
 
 @op
@@ -53,7 +55,8 @@ def head_coefficients(
 
     streams: [rows, S, width]. fn: [S, S * width], base: [S], scale: [1], all float32. Returns float32 [rows, S].
     """
-    return torch.sigmoid(_project(streams, fn, norm_eps) * scale + base) + mix_eps
+    mixed = whole_rows(_project(streams, fn, norm_eps))
+    return (torch.sigmoid(mixed * scale + base) + mix_eps)[: streams.shape[0]]
 
 
 @op
@@ -87,4 +90,6 @@ def _project(streams: Tensor, fn: Tensor, norm_eps: float) -> Tensor:
     """Products of the flattened streams with `fn`, scaled as if the streams had unit root mean square."""
     flat = streams.reshape(streams.shape[0], -1).float()
     scale = torch.rsqrt(flat.square().mean(dim=-1, keepdim=True) + norm_eps)
-    return functional.linear(flat, fn) * scale
+    # Not a matrix product: the sums of a row must not depend on how many rows there are.
+    found = [(flat[band].unsqueeze(1) * fn).sum(dim=-1) for band in bands(len(flat), fn.numel())]
+    return (torch.cat(found) if found else flat.new_empty((0, len(fn)))) * scale
