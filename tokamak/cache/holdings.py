@@ -1,7 +1,9 @@
 """Which blocks each request holds, in every group.
 
 In: requests that are admitted, grow, become reusable and end. Out: block grants for the step plan.
-Prefix reuse asks every group and takes the shortest answer. Integers only.
+Prefix reuse asks every group and takes the shortest answer: a prefix counts as found where every kind of state that the
+next token reads is there. Of a group that keeps the newest tokens alone those are its last blocks; a request lets go
+of the others as soon as they are written and no later token reads them. Integers only.
 """
 
 from __future__ import annotations
@@ -10,7 +12,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from tokamak.cache.blocks import BlockPool
+from tokamak.cache.blocks import NULL_BLOCK, BlockPool
 from tokamak.cache.groups import CacheGroup
 from tokamak.cache.prefix import KeyChain
 from tokamak.core.plan import BlockGrant
@@ -23,6 +25,9 @@ class _Holding:
 
     chain: KeyChain
     blocks: list[list[int]] = field(default_factory=list)
+    """By group; the null block where none is held any more, or none was found."""
+    first_held: list[int] = field(default_factory=list)
+    """By group: how many null blocks there are in front."""
     published_blocks: int = 0
 
 
@@ -32,6 +37,7 @@ class PrefixMatch:
 
     cached_tokens: int
     blocks: tuple[tuple[int, ...], ...]
+    """The null block stands where a group's rows are out of every later token's sight."""
 
 
 class Holdings:
@@ -42,6 +48,7 @@ class Holdings:
     ) -> None:
         self.block_tokens = block_tokens
         self.pools = tuple(BlockPool(total_blocks) for _ in groups)
+        self._keep_tokens = tuple(group.keep_tokens for group in groups)
         self._reuse = reuse
         self._held: dict[str, _Holding] = {}
 
@@ -66,10 +73,29 @@ class Holdings:
             limit = 0
         if limit == 0:
             return PrefixMatch(0, tuple(() for _ in self.pools))
-        chain = self._chain(request)
-        found = [self._find(pool, chain.keys[:limit]) for pool in self.pools]
-        blocks = min(len(ids) for ids in found)
-        return PrefixMatch(blocks * self.block_tokens, tuple(tuple(ids[:blocks]) for ids in found))
+        keys = self._chain(request).keys[:limit]
+        groups = tuple(zip(self.pools, self._keep_tokens, strict=True))
+        blocks = min([limit, *(_run(pool, keys) for pool, keep in groups if not keep)])
+        kept = [(pool, keep) for pool, keep in groups if keep]
+        while not all(self._has_newest(pool, keys[:blocks], keep) for pool, keep in kept):
+            blocks -= 1
+        found: list[tuple[int, ...]] = []
+        for pool, keep in groups:
+            first = self._first_read(blocks * self.block_tokens, keep)
+            ids = [pool.find(key) for key in keys[first:blocks]]
+            found.append((*[NULL_BLOCK] * first, *(block for block in ids if block is not None)))
+        return PrefixMatch(blocks * self.block_tokens, tuple(found))
+
+    def _first_read(self, position: int, keep_tokens: int) -> int:
+        """The first block that a token at a position, or a later one, reads."""
+        if not keep_tokens:
+            return 0
+        return max(0, position - keep_tokens + 1) // self.block_tokens
+
+    def _has_newest(self, pool: BlockPool, keys: Sequence[bytes], keep_tokens: int) -> bool:
+        """Whether a group has what the token behind some blocks reads."""
+        first = self._first_read(len(keys) * self.block_tokens, keep_tokens)
+        return all(pool.find(key) is not None for key in reversed(keys[first:]))
 
     def _chain(self, request: Request) -> KeyChain:
         """The key chain of a request, kept while it waits so that each block is hashed once."""
@@ -80,21 +106,11 @@ class Holdings:
         holding.chain.extend(request.known_tokens, request.token_ids)
         return holding.chain
 
-    @staticmethod
-    def _find(pool: BlockPool, keys: Sequence[bytes]) -> list[int]:
-        found: list[int] = []
-        for key in keys:
-            block_id = pool.find(key)
-            if block_id is None:
-                break
-            found.append(block_id)
-        return found
-
     def blocks_to_admit(self, match: PrefixMatch, tokens: int) -> int:
         """How much the free count falls if a request with this match is admitted for `tokens`."""
         fresh = self.blocks_for(tokens) - match.cached_tokens // self.block_tokens
         revived = [
-            sum(pool.is_unheld(block_id) for block_id in ids)
+            sum(block_id != NULL_BLOCK and pool.is_unheld(block_id) for block_id in ids)
             for pool, ids in zip(self.pools, match.blocks, strict=True)
         ]
         return fresh + max(revived)
@@ -105,16 +121,18 @@ class Holdings:
         holding = self._held[request.request_id]
         assert not holding.blocks, f"request {request.request_id} is admitted twice"
         for pool, ids in zip(self.pools, match.blocks, strict=True):
-            pool.hold(ids)
+            first = ids.count(NULL_BLOCK)
+            pool.hold(ids[first:])
             holding.blocks.append(list(ids))
+            holding.first_held.append(first)
         self._published(request, holding, match.cached_tokens // self.block_tokens)
         grants = self.grow(request, tokens)
         assert grants is not None, "admitted a request that does not fit"
         if match.cached_tokens == 0:
             return grants
         shared = [
-            BlockGrant(slot=request.slot, group=group, start=0, block_ids=ids)
-            for group, ids in enumerate(match.blocks)
+            BlockGrant(slot=request.slot, group=group, start=first, block_ids=ids[first:])
+            for group, (ids, first) in enumerate(zip(match.blocks, holding.first_held, strict=True))
         ]
         return shared + grants
 
@@ -139,24 +157,34 @@ class Holdings:
     def publish(self, request: Request, written_tokens: int) -> None:
         """Make full blocks within `written_tokens` findable; their rows are written and ids known.
 
-        Has nothing to do before `request.publish_tokens` are written.
+        Then let go of those no later token reads. Has nothing to do before `request.publish_tokens` are written.
         """
-        if not self._reuse:
-            return
         holding = self._held[request.request_id]
         tokens = min(written_tokens, request.known_tokens)
         full = tokens // self.block_tokens
         if full <= holding.published_blocks:
             return
-        holding.chain.extend(tokens, request.token_ids)
-        for block in range(holding.published_blocks, full):
-            for pool, ids in zip(self.pools, holding.blocks, strict=True):
-                pool.publish(ids[block], holding.chain.keys[block])
+        if self._reuse:
+            holding.chain.extend(tokens, request.token_ids)
+            for block in range(holding.published_blocks, full):
+                for pool, ids in zip(self.pools, holding.blocks, strict=True):
+                    pool.publish(ids[block], holding.chain.keys[block])
         self._published(request, holding, full)
+        self._let_go(holding, tokens)
+
+    def _let_go(self, holding: _Holding, position: int) -> None:
+        """Give back blocks that neither a token at `position` nor a later one reads."""
+        for group, (pool, keep) in enumerate(zip(self.pools, self._keep_tokens, strict=True)):
+            ids, first = holding.blocks[group], holding.first_held[group]
+            end = min(self._first_read(position, keep), len(ids))
+            if end > first:
+                pool.release(reversed(ids[first:end]))
+                ids[first:end] = [NULL_BLOCK] * (end - first)
+                holding.first_held[group] = end
 
     def _published(self, request: Request, holding: _Holding, blocks: int) -> None:
         holding.published_blocks = blocks
-        if self._reuse:
+        if self._reuse or any(self._keep_tokens):
             request.publish_tokens = (blocks + 1) * self.block_tokens
 
     def release(self, request: Request) -> None:
@@ -164,10 +192,22 @@ class Holdings:
         request.room_tokens, request.publish_tokens = 0, sys.maxsize
         holding = self._held.pop(request.request_id, None)
         if holding is not None:
-            for pool, ids in zip(self.pools, holding.blocks, strict=False):
-                pool.release(reversed(ids))
+            for pool, ids, first in zip(
+                self.pools, holding.blocks, holding.first_held, strict=False
+            ):
+                pool.release(reversed(ids[first:]))
 
     def forget_prefixes(self) -> None:
         """Forget every prefix that no request holds."""
         for pool in self.pools:
             pool.forget_reusable()
+
+
+def _run(pool: BlockPool, keys: Sequence[bytes]) -> int:
+    """How many of the first keys a pool has without a gap."""
+    found = 0
+    for key in keys:
+        if pool.find(key) is None:
+            break
+        found += 1
+    return found

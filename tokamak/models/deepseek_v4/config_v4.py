@@ -81,8 +81,9 @@ def _kinds(fields: ConfigFields, layers: int, ratios: Mapping[Kind, int]) -> tup
     older = integers(fields, "compress_ratios")
     types = fields.value("layer_types")
     if types is None:
-        of_ratio: dict[object, Kind] = {0: "window", **{ratios[kind]: kind for kind in ratios}}
-        found = [of_ratio.get(ratio) for ratio in older[:layers]]
+        of_ratio: dict[object, Kind] = {0: "window"}
+        of_ratio.update({ratio: kind for kind, ratio in ratios.items()})
+        found: list[Kind | None] = [of_ratio.get(ratio) for ratio in older[:layers]]
         shown: object = list(older)
     else:
         named = types if isinstance(types, list) else []
