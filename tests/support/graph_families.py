@@ -20,7 +20,7 @@ from tests.support.tiny import (
     qwen3_moe_config,
     tiny_weights,
 )
-from tests.support.tiny_v4 import SMALL, a_v4_1, v4_config, v4_weights
+from tests.support.tiny_v4 import SMALL, a_v4_1, v4_config, weights_of
 from tokamak.cache.sub_cache import SubCache
 from tokamak.core.context import StepContext, current
 from tokamak.core.inputs import Rows, StepInputs
@@ -355,7 +355,7 @@ FAMILIES: dict[str, Callable[[Build], Model]] = {
     "mistral": a_real_family(mistral_config()),
     "qwen3": a_real_family(qwen3_config(head_dim=32)),
     "qwen3-moe": a_real_family(qwen3_moe_config(head_dim=32)),
-    "deepseek-v4": lambda build: a_model(v4_config(), v4_weights(v4_config()), build),
+    "deepseek-v4": lambda build: a_model(v4_config(), weights_of(v4_config()), build),
     "deepseek-v4.1": a_small_v4_1,
     "moe": TinyMoE,
     "sparse": TinySparse,

@@ -21,6 +21,7 @@ from tokamak.layers.model import Model
 from tokamak.models.deepseek_v4.config_v4_1 import V41Config
 from tokamak.models.deepseek_v4.v4 import DeepseekV4
 from tokamak.models.deepseek_v4.v4_1 import DeepseekV41
+from tokamak.models.registry import find
 
 COMPRESSED_IDS = 700
 
@@ -181,9 +182,12 @@ def named_weight(name: str, shape: tuple[int, ...]) -> Tensor:
     return torch.from_numpy(numbers.astype(np.float32))
 
 
-def v4_weights(config: Mapping[str, object]) -> dict[str, Tensor]:
-    """Weights of a V4 config by published name, those of the table of experts among them."""
-    model = DeepseekV4.from_config(config, a_build())
+def weights_of(config: Mapping[str, object]) -> dict[str, Tensor]:
+    """Weights of a config by published name, those of tables of experts among them."""
+    architectures = config["architectures"]
+    assert isinstance(architectures, list)
+    model = find(architectures[0]).from_config(config, a_build())
+    assert isinstance(model, DeepseekV4 | DeepseekV41), f"{architectures[0]} is another family's"
     found: dict[str, Tensor] = {}
     experts = model.config.shared.experts
     for parameter, sources in model.weights().values():

@@ -51,6 +51,9 @@ def lay_out(groups: Sequence[CacheGroup], *, block_tokens: int, total_blocks: in
     regions: list[Region] = []
     at = 0
     for group in groups:
+        assert block_tokens % group.stride_tokens == 0, (
+            f"blocks of {block_tokens} tokens for rows of {group.stride_tokens}, {group.name}"
+        )
         for index, sub_cache in enumerate(group.sub_caches):
             rows = block_tokens // group.stride_tokens
             shape = (total_blocks, sub_cache.heads, rows, sub_cache.width)

@@ -13,6 +13,7 @@ from math import prod
 from pathlib import Path
 from typing import Any, cast
 
+from tokamak.checkpoint.compressed_sizes import block_multiple, cache_token_numbers, ratios
 from tokamak.checkpoint.entry import TensorEntry
 from tokamak.checkpoint.gguf import GgufFile
 from tokamak.checkpoint.gguf_config import (
@@ -79,6 +80,7 @@ class Checkpoint:
             CheckpointError: the config lacks a size.
         """
         layers, heads = self._size("num_hidden_layers"), self._size("num_attention_heads")
+        compressed = ratios(self._text)
         kv_heads = self._size("num_key_value_heads", heads)
         head_dim = self._size("head_dim", self._size("hidden_size") // heads)
         entries = self._entries.values()
@@ -99,8 +101,11 @@ class Checkpoint:
             stored_dtype=stored,
             weight_bytes=weight_bytes,
             parameters=parameters,
-            cache_token_numbers=2 * layers * kv_heads * head_dim,
+            cache_token_numbers=cache_token_numbers(self._text, head_dim)
+            if compressed
+            else 2 * layers * kv_heads * head_dim,
             step_token_numbers=self._step_token_numbers(heads, kv_heads, head_dim),
+            block_multiple=block_multiple(self._text) if compressed else 1,
         )
 
     def _step_token_numbers(self, heads: int, kv_heads: int, head_dim: int) -> int:
@@ -110,7 +115,7 @@ class Checkpoint:
         """
         width = self._size("hidden_size")
         attention = (3 * heads + 2 * kv_heads) * head_dim
-        mlp = 3 * self._size("intermediate_size")
+        mlp = 3 * self._dense_width()
         if self._experts():
             chosen, inner = self._size("num_experts_per_tok"), self._size("moe_intermediate_size")
             mlp = max(mlp, chosen * (3 * inner + 2 * width))
@@ -120,28 +125,38 @@ class Checkpoint:
         """Numbers of a decoder with the config's sizes, norms and biases left out."""
         width, heads = self._size("hidden_size"), self._size("num_attention_heads")
         attention = width * head_dim * (2 * heads + 2 * kv_heads)
-        embeddings = 1 if self.config.get("tie_word_embeddings") else 2
+        embeddings = 1 if self._text.get("tie_word_embeddings") else 2
         layers = self._size("num_hidden_layers")
         sparse, experts = 0, self._experts()
         of_sparse = 0
         if experts:
-            dense = self.config.get("mlp_only_layers") or ()
+            dense = self._text.get("mlp_only_layers") or ()
             every = self._size("decoder_sparse_step", 1)
             sparse = sum((at + 1) % every == 0 and at not in dense for at in range(layers))
             of_sparse = experts * width * (3 * self._size("moe_intermediate_size") + 1)
-        of_dense = 3 * width * self._size("intermediate_size")
+        of_dense = 3 * width * self._dense_width()
         mlps = sparse * of_sparse + (layers - sparse) * of_dense
         return layers * attention + mlps + embeddings * self._size("vocab_size") * width
 
     def _experts(self) -> int:
         """Experts of a layer that has some; 0 where none is said to."""
-        for name in ("num_experts", "num_local_experts"):
-            if self.config.get(name) is not None:
+        for name in ("num_experts", "num_local_experts", "n_routed_experts"):
+            if self._text.get(name) is not None:
                 return self._size(name)
         return 0
 
+    def _dense_width(self) -> int:
+        """The inner width of layers without experts; where all have some, that of an expert."""
+        return self._size("intermediate_size", self._text.get("moe_intermediate_size"))
+
+    @property
+    def _text(self) -> Mapping[str, Any]:
+        """The config of the language model, where others stand beside it."""
+        text = self.config.get("text_config")
+        return text if isinstance(text, dict) else self.config
+
     def _size(self, name: str, default: int | None = None) -> int:
-        value = self.config.get(name)
+        value = self._text.get(name)
         if value is None:
             value = default
         if isinstance(value, bool) or not isinstance(value, int) or value < 1:

@@ -27,6 +27,8 @@ class ModelFacts:
     """Numbers a token adds to the caches of all layers; 0 where the checkpoint does not tell."""
     step_token_numbers: int = 0
     """Numbers a token's row takes at once in the widest part of a layer; 0 where the checkpoint does not tell."""
+    block_multiple: int = 1
+    """What the tokens of a cache block must be divisible by: some rows stand for several tokens."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -62,12 +62,24 @@ def settle_cache(
     """The cache and max_model_len.
 
     Raises:
-        OptionError: the size is set twice, or memory_fraction leaves no room.
+        OptionError: the size is set twice, blocks are no multiple of a row, or memory_fraction leaves no room.
     """
     defaults = defaults_of(facts)
+    multiple = model.block_multiple
     block_tokens = reasons.pick(
-        "block_size", options.block_size, defaults.block_tokens, "short prefixes can be shared"
+        "block_size",
+        options.block_size,
+        math.lcm(defaults.block_tokens, multiple),
+        "short prefixes can be shared"
+        if defaults.block_tokens % multiple == 0
+        else f"some cached rows stand for {multiple} tokens",
     )
+    if block_tokens % multiple:
+        raise OptionError(
+            f"block_size is {block_tokens}, and some cached rows of this model stand for up to {multiple} "
+            "tokens, which must lie in one block",
+            hint=f"use block_size={math.ceil(block_tokens / multiple) * multiple}",
+        )
     fraction = reasons.pick(
         "memory_fraction", options.memory_fraction, defaults.memory_fraction, defaults.memory_why
     )

@@ -14,6 +14,7 @@ from tokamak.core.inputs import StepInputs
 from tokamak.core.plan import StepPlan
 from tokamak.core.weight import Weight
 from tokamak.graphs.region import Manifest
+from tokamak.text.tokenizer import Tokenizer
 
 
 @runtime_checkable
@@ -55,6 +56,14 @@ class Model(nn.Module, ABC):
     def take_names(self, names: Collection[str]) -> None:
         """Told the names of a checkpoint's tensors before `weights` is asked, where a family has several spellings."""
         del names
+
+    def take_tokenizer(self, tokenizer: Tokenizer | None) -> None:
+        """Told the tokenizer the weights belong to, before the first forward; None where they are random.
+
+        Raises:
+            CheckpointError: it is not the one a family with tables by text was trained with.
+        """
+        del tokenizer
 
     @abstractmethod
     def weights(self) -> Mapping[str, tuple[Parameter, tuple[str, ...]]]:

@@ -20,7 +20,8 @@ from tokamak.ops.residual_mix import (
 class Mixing:
     """What all sites of a model share."""
 
-    streams: int
+    count: int
+    """Streams."""
     width: int
     norm_eps: float
     mix_eps: float
@@ -41,8 +42,8 @@ class MixSite:
 
     def __init__(self, build: Build, mixing: Mixing) -> None:
         m = mixing
-        outs = (2 + m.streams) * m.streams
-        self.fn = Plain(build, (outs, m.streams * m.width), draw=fan_in)
+        outs = (2 + m.count) * m.count
+        self.fn = Plain(build, (outs, m.count * m.width), draw=fan_in)
         self.base = Plain(build, (outs,))
         self.scale = Plain(build, (3,), draw=around_one)
         self._mixing = m
@@ -84,8 +85,8 @@ class HeadMix:
 
     def __init__(self, build: Build, mixing: Mixing) -> None:
         m = mixing
-        self.fn = Plain(build, (m.streams, m.streams * m.width), draw=fan_in)
-        self.base = Plain(build, (m.streams,))
+        self.fn = Plain(build, (m.count, m.count * m.width), draw=fan_in)
+        self.base = Plain(build, (m.count,))
         self.scale = Plain(build, (1,), draw=around_one)
         self._mixing = m
         self._coefficients = build.bind(head_coefficients)

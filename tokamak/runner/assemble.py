@@ -38,6 +38,7 @@ from tokamak.runner.verify import Verdict
 from tokamak.runner.wiring import Wired, group_settings, measure_cost, wire
 from tokamak.sampling.grammar_state import GrammarFactory
 from tokamak.sampling.sampler import Sampler
+from tokamak.text.tokenizer import Tokenizer
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
@@ -126,7 +127,12 @@ def assemble(config: EngineConfig, exchange: Exchange | None = None) -> Rank:
             else:
                 load_model(model, planned.checkpoint, build.device)
         with _timed(load_s, "tokenizer"):
-            grammar = _make_grammar(config)
+            is_random = config.model.load_format == "random"
+            tokenizer = load_tokenizer(
+                Path(config.model.path), load_format=config.model.load_format
+            )
+            model.take_tokenizer(None if is_random else tokenizer)
+            grammar = _make_grammar(config, tokenizer)
         with _timed(load_s, "kernels"):
             ahead.wait()
     with _timed(load_s, "caches"):
@@ -213,8 +219,7 @@ def _verified(wired: Wired) -> tuple[Verdict, ...]:
     return verdicts
 
 
-def _make_grammar(config: EngineConfig) -> GrammarFactory:
-    tokenizer = load_tokenizer(Path(config.model.path), load_format=config.model.load_format)
+def _make_grammar(config: EngineConfig, tokenizer: Tokenizer) -> GrammarFactory:
     return GrammarFactory(
         tokenizer.to_json(),
         vocab_tokens=config.model.facts.vocab_tokens,

@@ -10,7 +10,7 @@ from safetensors.torch import save_file
 from transformers import DeepseekV4Config, DeepseekV4ForCausalLM
 
 from tests.support.steps import ModelDriver, a_build, a_model
-from tests.support.tiny_v4 import v4_config, v4_weights
+from tests.support.tiny_v4 import v4_config, weights_of
 from tokamak.checkpoint.load import load_model
 from tokamak.checkpoint.source import open_checkpoint
 from tokamak.models.deepseek_v4.v4 import DeepseekV4
@@ -55,7 +55,7 @@ def their_model(config, weights):
 def case():
     """A config, its weights, tokens, transformers' model and its scores in one pass."""
     config = v4_config()
-    weights = v4_weights(config)
+    weights = weights_of(config)
     generator = torch.Generator().manual_seed(3)
     tokens = torch.randint(0, 320, (70,), generator=generator).tolist()
     theirs = their_model(config, weights)

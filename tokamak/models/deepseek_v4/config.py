@@ -115,7 +115,7 @@ def read_shared(fields: ConfigFields) -> SharedConfig:
         index_dim=fields.integer("index_head_dim"),
         index_entries=fields.integer("index_topk"),
         mixing=Mixing(
-            streams=fields.integer("hc_mult"),
+            count=fields.integer("hc_mult"),
             width=width,
             norm_eps=norm_eps,
             mix_eps=fields.number("hc_eps"),

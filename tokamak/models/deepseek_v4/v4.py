@@ -239,7 +239,7 @@ class DeepseekV4(Model):
     def forward(self, step: StepInputs) -> Tensor:
         """The streams after the last layer as one, before the final norm: [tokens, width]."""
         x = self._embedding(step.token_ids)
-        x = x.unsqueeze(1).expand(-1, self.config.shared.mixing.streams, -1).contiguous()
+        x = x.unsqueeze(1).expand(-1, self.config.shared.mixing.count, -1).contiguous()
         for layer in self._layers:
             x = layer(x, step)
         return self._reader(x, self._head_mix(x))

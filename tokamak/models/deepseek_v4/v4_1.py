@@ -33,7 +33,9 @@ from tokamak.models.deepseek_v4.attention import (
     make_attention,
     state_dtype,
 )
+from tokamak.models.deepseek_v4.compressed_ids import compressed_ids
 from tokamak.models.deepseek_v4.config_v4_1 import V41Config
+from tokamak.text.tokenizer import Tokenizer
 
 
 class V41Layer:
@@ -206,6 +208,23 @@ class DeepseekV41(Model):
         """
         return cls(V41Config.read(config, cls.architectures[0]), build)
 
+    def take_tokenizer(self, tokenizer: Tokenizer | None) -> None:
+        """Number the tokens for the n-gram memories; any numbers do for random weights.
+
+        Raises:
+            CheckpointError: the memories were made for another tokenizer.
+        """
+        engram, vocab_tokens = self.config.engram, self.config.shared.vocab_tokens
+        if not engram.layers:
+            return
+        if tokenizer is None:
+            ids = [token % engram.compressed_tokens for token in range(vocab_tokens)]
+        else:
+            ids = compressed_ids(
+                tokenizer, vocab_tokens=vocab_tokens, expected=engram.compressed_tokens
+            )
+        self.take_compressed_ids(ids)
+
     def take_compressed_ids(self, compressed_ids: Sequence[int]) -> None:
         """What the n-gram memories call each token id: numbers from 0 on, fewer than there are ids."""
         engram = self.config.engram
@@ -243,7 +262,7 @@ class DeepseekV41(Model):
 
     def forward(self, step: StepInputs) -> Tensor:
         """The streams after the last layer as one, before the final norm: [tokens, width]."""
-        streams = self.config.shared.mixing.streams
+        streams = self.config.shared.mixing.count
         x = self._embedding(step.token_ids)
         x = x.unsqueeze(1).expand(-1, streams, -1).contiguous()
         read, picked = first_stream(step, streams), nothing_picked(step)
@@ -293,7 +312,7 @@ def _make_engram(config: V41Config, build: Build, layer: int) -> Engram | None:
         return None
     return Engram(
         build,
-        streams=shared.mixing.streams,
+        streams=shared.mixing.count,
         width=shared.width,
         head_dim=engram.head_dim,
         primes=engram.primes[layer],

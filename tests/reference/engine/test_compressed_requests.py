@@ -1,0 +1,163 @@
+"""Do models whose layers compress what they keep give a request its tokens, whatever is cached, cut or preempted?
+
+The whole engine on tiny DeepSeek V4 and V4.1 in float32, compared token for token with the model run alone.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from tests.support.steps import ModelDriver, a_build, a_model
+from tests.support.tiny import VOCAB_TOKENS, tiny_tokenizer, write_checkpoint
+from tests.support.tiny_v4 import SMALL, v4_1_config, v4_config, weights_of
+from tokamak.core.request import SamplingParams
+from tokamak.errors import CheckpointError, OptionError
+from tokamak.llm import LLM
+from tokamak.models.deepseek_v4.compressed_ids import compressed_ids
+from tokamak.text.tokenizer import Tokenizer
+
+pytestmark = pytest.mark.timeout(180)
+
+BLOCK = 8
+CONTEXT = 128
+RECORDED = {"graphs": "startup", "req_graph_sizes": (1, 2, 4), "token_graph_sizes": (16,)}
+GREEDY = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True)
+
+
+def numbered_tokens() -> int:
+    """How many tokens of the tiny tokenizer read differently."""
+    tokenizer = Tokenizer(tiny_tokenizer(), bos_id=None, eos_ids=())
+    keys = range(1, VOCAB_TOKENS + 1)
+    for expected in keys:
+        try:
+            compressed_ids(tokenizer, vocab_tokens=VOCAB_TOKENS, expected=expected)
+        except CheckpointError:
+            continue
+        return expected
+    raise AssertionError("no count of compressed ids fits")
+
+
+CONFIGS = {
+    "v4": v4_config(),
+    "v4.1": v4_1_config(**SMALL, engram_compressed_vocab_size=numbered_tokens()),
+}
+
+
+def ids(count: int, seed: int) -> list[int]:
+    """Pseudo-random token ids, the same for the same seed."""
+    return np.random.default_rng(seed).integers(20, VOCAB_TOKENS - 10, count).tolist()
+
+
+@pytest.fixture(scope="module", params=CONFIGS)
+def folder(request, tmp_path_factory):
+    config = CONFIGS[request.param]
+    place = tmp_path_factory.mktemp("tiny") / request.param
+    return write_checkpoint(place, config, weights=weights_of(config))
+
+
+@pytest.fixture(scope="module")
+def alone(folder):
+    """The greedy tokens of a prompt in a model that nothing else runs on."""
+    config = CONFIGS[folder.name]
+
+    def tokens(prompt: list[int], count: int = 8) -> list[int]:
+        model = a_model(config, weights_of(config), a_build())
+        model.take_tokenizer(Tokenizer(tiny_tokenizer(), bos_id=None, eos_ids=()))
+        return ModelDriver(model, block_tokens=BLOCK).greedy("alone", prompt, count)
+
+    return tokens
+
+
+@pytest.fixture
+def make_llm(folder):
+    made = []
+
+    def make(**options):
+        settings = {
+            "dtype": "fp32",
+            "max_model_len": CONTEXT,
+            "block_size": BLOCK,
+            "threads": 1,
+            "num_blocks_override": 70,
+            **({} if options.get("graphs") == "off" else RECORDED),
+        }
+        made.append(LLM(str(folder), **{**settings, **options}))
+        return made[-1]
+
+    yield make
+    for llm in made:
+        stats = llm.stats()
+        assert (stats.running_requests, stats.waiting_requests) == (0, 0)
+        assert stats.free_blocks == stats.total_blocks
+        llm.close()
+
+
+def token_ids(outputs):
+    return [list(output.token_ids) for output in outputs]
+
+
+@pytest.mark.parametrize("options", [{}, {"graphs": "off"}, {"max_num_batched_tokens": 16}])
+def test_prompts_of_many_lengths_at_once(make_llm, alone, options):
+    llm = make_llm(max_num_seqs=4, **options)
+    prompts = [ids(length, length) for length in (1, 7, 8, 9, 15, 16, 17, 33)]
+
+    found = token_ids(llm.generate(prompts, GREEDY))
+
+    assert found == [alone(prompt) for prompt in prompts]
+
+
+@pytest.mark.parametrize("shared", [8, 16, 17, 40])
+def test_a_shared_prefix_is_reused_and_changes_no_token(make_llm, alone, shared):
+    llm = make_llm()
+    prefix = ids(shared, 5)
+    prompts = [prefix + ids(9, seed) for seed in (1, 2)]
+    # Again as a whole: all but its last token may come from the cache.
+    prompts.append(prompts[0])
+
+    outputs = [llm.generate([prompt], GREEDY)[0] for prompt in prompts]
+
+    assert token_ids(outputs) == [alone(prompt) for prompt in prompts]
+    assert outputs[1].usage.cached_tokens == shared // BLOCK * BLOCK
+    assert outputs[2].usage.cached_tokens == (len(prompts[2]) - 1) // BLOCK * BLOCK
+
+
+def test_an_answer_is_reused_as_the_prefix_of_the_next_turn(make_llm, alone):
+    llm = make_llm()
+    first = ids(21, 3)
+    (answer,) = token_ids(llm.generate([first], GREEDY))
+    turn = first + answer + ids(5, 4)
+
+    (output,) = llm.generate([turn], GREEDY)
+
+    # The last token of an answer is never run.
+    assert output.usage.cached_tokens == (len(first) + len(answer) - 1) // BLOCK * BLOCK
+    assert list(output.token_ids) == alone(turn)
+
+
+def test_preemption_changes_no_token(make_llm, alone):
+    llm = make_llm(num_blocks_override=18, max_num_seqs=4)
+    prompts = [ids(20 + at, at) for at in range(4)]
+    params = SamplingParams(temperature=0, max_tokens=30, ignore_eos=True)
+
+    found = token_ids(llm.generate(prompts, params))
+
+    assert llm.stats().preemptions > 0
+    assert found == [alone(prompt, 30) for prompt in prompts]
+
+
+def test_a_block_that_would_cut_an_entry_in_two_is_refused(make_llm, folder):
+    multiple = {"v4": 8, "v4.1": 2}[folder.name]
+
+    with pytest.raises(OptionError, match=f"block_size is {multiple + 1}") as refused:
+        make_llm(block_size=multiple + 1)
+
+    assert f"block_size={2 * multiple}" in str(refused.value)
+
+
+def test_random_weights_need_no_tokenizer_of_their_own(make_llm):
+    llm = make_llm(load_format="random")
+
+    (output,) = llm.generate([ids(9, 1)], GREEDY)
+
+    assert len(output.token_ids) == 8
