@@ -7,29 +7,39 @@ import importlib.util
 
 from tokamak.ops import (
     activation,
+    compress,
     embedding,
+    engram,
+    indexer,
     linear,
     moe_experts,
     moe_route,
     norm,
     paged_attention,
+    residual_mix,
     rope,
     rotate_cache_attend,
     sample,
+    sparse_attention,
     step_prep,
 )
 
 OP_PACKAGES = (
     activation,
+    compress,
     embedding,
+    engram,
+    indexer,
     linear,
     moe_experts,
     moe_route,
     norm,
     paged_attention,
+    residual_mix,
     rope,
     rotate_cache_attend,
     sample,
+    sparse_attention,
     step_prep,
 )
 """Packages whose import registers their ops."""

@@ -88,7 +88,7 @@ def expand_streams(y: Tensor, streams: Tensor, write: Tensor, mix: Tensor) -> Te
 
 def _project(streams: Tensor, fn: Tensor, norm_eps: float) -> Tensor:
     """Products of the flattened streams with `fn`, scaled as if the streams had unit root mean square."""
-    flat = streams.reshape(streams.shape[0], -1).float()
+    flat = streams.flatten(1).float()
     scale = torch.rsqrt(flat.square().mean(dim=-1, keepdim=True) + norm_eps)
     # Not a matrix product: the sums of a row must not depend on how many rows there are.
     found = [(flat[band].unsqueeze(1) * fn).sum(dim=-1) for band in bands(len(flat), fn.numel())]

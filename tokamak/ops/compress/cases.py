@@ -1,0 +1,57 @@
+"""Groups that end in a step or do not, begun before it or in it, and rows nobody wants."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import torch
+
+from tokamak.ops.case import Case, seeded, tolerance_of
+from tokamak.ops.paged_cases import STEPS, Requests
+
+KINDS = ((2, False), (4, True), (8, False))
+"""Ratio, and whether groups overlap."""
+
+
+def _fold(
+    name: str, step: Requests, ratio: int, overlapped: bool, dtype: torch.dtype
+) -> tuple[object, ...]:
+    generator, width = seeded(name), 24
+    table = step.table(generator)
+    columns = 2 * width if overlapped else width
+    state = step.cache(table, 2 * columns, generator)
+    positions = step.positions()
+    out = torch.full((len(positions), width), float("nan"), dtype=dtype)
+    return state, table, positions, step.starts(), step.width, ratio, overlapped, out
+
+
+def _write(name: str, rows: int, dtype: torch.dtype) -> tuple[object, ...]:
+    generator = seeded(name)
+    cache = torch.randn((6, 1, 8, 24), generator=generator).to(dtype)
+    # The last row of the null block is nobody's.
+    cache[0, 0, -1] = 0.0
+    slots = torch.randperm(40, generator=generator)[:rows] + 8
+    slots[1::3] = -1
+    return cache, torch.randn((rows, 24), generator=generator), slots
+
+
+fold_groups_cases = [
+    Case(
+        title,
+        partial(_fold, title, step, ratio, overlapped, dtype),
+        tolerance_of(dtype),
+        changed=(7,),
+    )
+    for dtype in (torch.float32, torch.bfloat16)
+    for name, step in STEPS.items()
+    for ratio, overlapped in KINDS
+    for title in [
+        f"{name} by {ratio}{' overlapped' if overlapped else ''} {str(dtype).removeprefix('torch.')}"
+    ]
+]
+write_rows_cases = [
+    Case(title, partial(_write, title, rows, dtype), 0.0, changed=(0,))
+    for dtype in (torch.float32, torch.bfloat16)
+    for rows in (0, 1, 2, 17)
+    for title in [f"{rows} rows {str(dtype).removeprefix('torch.')}"]
+]

@@ -1,0 +1,46 @@
+"""Hashes at the start of a text and far in it, and gates of streams of several sizes."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import torch
+
+from tokamak.ops.case import Case, seeded, tolerance_of
+from tokamak.ops.paged_cases import STEPS, Requests
+
+MULTIPLIERS = (76632096046245, 4839876093313, 35959672319349, 73987337458391)
+PRIMES = ((997, 1009), (1013, 1019), (1021, 1031))
+VOCAB = 320
+
+
+def _rows(name: str, step: Requests) -> tuple[object, ...]:
+    generator = seeded(name)
+    requests, positions = len(step.lengths), step.positions()
+    history = torch.randint(0, VOCAB, (requests + 2, 64), generator=generator, dtype=torch.int32)
+    slots = (torch.randperm(requests + 1, generator=generator)[:requests] + 1).int()
+    ids = torch.randint(0, 99092, (VOCAB,), generator=generator)
+    out = torch.full((len(positions), 6), -7, dtype=torch.int64)
+    return (
+        history, slots, positions, step.starts(), step.width, ids, 39, torch.tensor(MULTIPLIERS),
+        torch.tensor(PRIMES), out,
+    )  # fmt: skip
+
+
+def _gate(name: str, rows: int, width: int, size: float, dtype: torch.dtype) -> tuple[object, ...]:
+    generator = seeded(name)
+    streams = (torch.randn((rows, 4, width), generator=generator) * size).to(dtype)
+    keys = torch.randn((rows, 4 * width), generator=generator).to(dtype)
+    values = torch.randn((rows, width), generator=generator).to(dtype)
+    return streams, keys, values, 1 + 0.1 * torch.randn((4, width), generator=generator), 1e-20
+
+
+engram_rows_cases = [
+    Case(name, partial(_rows, name, step), 0.0, changed=(9,)) for name, step in STEPS.items()
+]
+engram_gate_cases = [
+    Case(title, partial(_gate, title, rows, width, size, dtype), tolerance_of(dtype))
+    for dtype in (torch.float32, torch.bfloat16)
+    for rows, width, size in ((1, 64, 1.0), (5, 96, 1.0), (33, 33, 1e-4), (0, 32, 1.0))
+    for title in [f"{rows}x{width} of {size:g} {str(dtype).removeprefix('torch.')}"]
+]

@@ -1,0 +1,56 @@
+"""Windows that reach back before a text, lists with few and no entries, and layers without any."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import torch
+
+from tokamak.ops.case import Case, seeded, tolerance_of
+from tokamak.ops.paged_cases import STEPS, Requests
+
+RATIO, MOST = 2, 6
+
+
+def _make(
+    name: str, step: Requests, window: int, has_entries: bool, dtype: torch.dtype
+) -> tuple[object, ...]:
+    generator, heads, dim = seeded(name), 4, 32
+    table = step.table(generator)
+    positions = step.positions()
+    tokens = len(positions)
+    q = torch.randn((tokens, heads, dim), generator=generator).to(dtype)
+    rows = step.cache(table, dim, generator).to(dtype)
+    entries = entry_table = chosen = None
+    if has_entries:
+        entry_table = step.table(generator)
+        entries = step.cache(entry_table, dim, generator, ratio=RATIO).to(dtype)
+        visible = (positions + 1) // RATIO
+        drawn = torch.rand((tokens, MOST), generator=generator) * visible.unsqueeze(1)
+        # Each entry once: equal numbers after the first are none.
+        chosen = drawn.int().sort(dim=1).values
+        repeated = torch.zeros_like(chosen, dtype=torch.bool)
+        repeated[:, 1:] = chosen[:, 1:] == chosen[:, :-1]
+        chosen[repeated | (visible == 0).unsqueeze(1)] = -1
+    sink = torch.randn(heads, generator=generator)
+    return (
+        q, rows, table, entries, entry_table, chosen, positions, step.starts(), step.width, window, dim**-0.5, sink,
+        torch.full_like(q, float("nan")),
+    )  # fmt: skip
+
+
+sparse_attention_cases = [
+    Case(
+        title,
+        partial(_make, title, step, window, has_entries, dtype),
+        tolerance_of(dtype),
+        changed=(12,),
+    )
+    for dtype in (torch.float32, torch.bfloat16)
+    for name, step in STEPS.items()
+    for window in (1, 8, 33)
+    for has_entries in (False, True)
+    for title in [
+        f"{name} window {window}{' and entries' if has_entries else ''} {str(dtype).removeprefix('torch.')}"
+    ]
+]
