@@ -187,6 +187,7 @@ class DeepseekV4(Model):
         self._reader = StreamReader(build)
         self._final_norm = RMSNorm(build, c.width, c.norm_eps)
         self._named_as_in_transformers = False
+        self._beside: frozenset[str] = frozenset()
         self.layers = build.layers
 
     @classmethod
@@ -206,6 +207,7 @@ class DeepseekV4(Model):
     def take_names(self, names: Collection[str]) -> None:
         """Choose between the published names and those of transformers."""
         self._named_as_in_transformers = "model.embed_tokens.weight" in names
+        self._beside = weights.beside_the_decoder(names)
 
     def weights(self) -> Mapping[str, tuple[Parameter, tuple[str, ...]]]:
         """Every parameter: where it lives, and the checkpoint tensors it is made of."""
@@ -225,8 +227,8 @@ class DeepseekV4(Model):
         return found
 
     def optional_weights(self) -> frozenset[str]:
-        """None."""
-        return frozenset()
+        """Those of drafters."""
+        return self._beside
 
     def regions(self) -> Manifest:
         """Folding, choosing and attending, layer by layer."""

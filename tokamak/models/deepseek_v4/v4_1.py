@@ -6,7 +6,7 @@ coefficients with which a part reads the streams come from the part before it.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -196,6 +196,7 @@ class DeepseekV41(Model):
         self._reader = StreamReader(build)
         self._final_norm = RMSNorm(build, c.width, c.norm_eps)
         self._device = build.device
+        self._beside: frozenset[str] = frozenset()
         self.layers = build.layers
 
     @classmethod
@@ -207,6 +208,10 @@ class DeepseekV41(Model):
             CheckpointError: a field is missing, of the wrong type or does not fit another.
         """
         return cls(V41Config.read(config, cls.architectures[0]), build)
+
+    def take_names(self, names: Collection[str]) -> None:
+        """Note what a checkpoint has beside the decoder."""
+        self._beside = weights.beside_the_decoder(names)
 
     def take_tokenizer(self, tokenizer: Tokenizer | None) -> None:
         """Number the tokens for the n-gram memories; any numbers do for random weights.
@@ -249,8 +254,9 @@ class DeepseekV41(Model):
         return found
 
     def optional_weights(self) -> frozenset[str]:
-        """Router biases of image tokens."""
-        return frozenset(f"layers.{at}.ffn.gate.bias_vl" for at in range(self.config.shared.layers))
+        """Router biases of image tokens, and what drafts or reads images."""
+        layers = range(self.config.shared.layers)
+        return self._beside | {f"layers.{at}.ffn.gate.bias_vl" for at in layers}
 
     def regions(self) -> Manifest:
         """Memories, folding, choosing and attending, layer by layer."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 import torch
 
@@ -100,6 +100,15 @@ def engram_weights(engram: Engram, at: str) -> Weights:
         f"{of}.q_weight": (engram.q_weight, (f"{of}.q_weight",)),
         f"{of}.k_weight": (engram.k_weight, (f"{of}.k_weight",)),
     }
+
+
+BESIDE = ("mtp.", "vision.", "aligner.", "image_", "model.mtp.")
+"""How names begin of tensors that are not the decoder's: drafters and what reads images."""
+
+
+def beside_the_decoder(names: Collection[str]) -> frozenset[str]:
+    """Those of some tensor names that a decoder has no place for and does not need."""
+    return frozenset(name for name in names if name.startswith(BESIDE))
 
 
 EXPERT = re.compile(r"(.*)\.experts\.\d+\.(w1|w2|w3)\.weight")
