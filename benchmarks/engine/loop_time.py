@@ -85,7 +85,7 @@ class NoModel:
         self.waits = HostWaits()
         self.rank = SimpleNamespace(
             start=SimpleNamespace(
-                groups=cache_groups(), memory=SimpleNamespace(total_blocks=64 * (requests + 1))
+                groups=cache_groups(), memory=SimpleNamespace(group_blocks=(64 * (requests + 1),))
             ),
             runner=SimpleNamespace(waits=self.waits, spans=Spans()),
         )

@@ -199,7 +199,7 @@ def serve(
         Holdings(
             assembled.start.groups,
             block_tokens=BLOCK_TOKENS,
-            total_blocks=assembled.start.memory.total_blocks,
+            blocks=assembled.start.memory.group_blocks,
             reuse=True,
         ),
         config.model.max_model_len,

@@ -28,7 +28,7 @@ def cache_groups() -> tuple[CacheGroup, ...]:
 
 def some_holdings(*, blocks: int = 65, block_tokens: int = 4, reuse: bool = True) -> Holdings:
     """An account of `blocks - 1` usable blocks."""
-    return Holdings(cache_groups(), block_tokens=block_tokens, total_blocks=blocks, reuse=reuse)
+    return Holdings(cache_groups(), block_tokens=block_tokens, blocks=[blocks], reuse=reuse)
 
 
 def a_scheduler(

@@ -136,7 +136,7 @@ def a_rank(
         model,
         sampler=_a_sampler(config),
         exchange=exchange or LocalExchange(),
-        total_blocks=start.memory.total_blocks,
+        blocks=start.memory.group_blocks,
         pools=config.graphs.pools,
     )
     wired.warm_up(config)

@@ -22,6 +22,10 @@ class CacheGroup:
     keep_tokens: int
 
 
+STEPS_UNDER_WAY = 3
+"""Steps whose tokens may be planned and not committed: the loop is one ahead, and one is being planned."""
+
+
 def group_sub_caches(sub_caches: Sequence[SubCache]) -> tuple[CacheGroup, ...]:
     """Group sub-caches by stride and retention."""
     names = [sub_cache.name for sub_cache in sub_caches]
@@ -33,3 +37,26 @@ def group_sub_caches(sub_caches: Sequence[SubCache]) -> tuple[CacheGroup, ...]:
         CacheGroup(group[0].name, tuple(group), stride_tokens, keep_tokens)
         for (stride_tokens, keep_tokens), group in members.items()
     )
+
+
+def grows_by_chunk(groups: Sequence[CacheGroup]) -> tuple[bool, ...]:
+    """By group: whether a request takes blocks as its chunks come, and not for its whole prompt at once.
+
+    That is where a group keeps the newest tokens alone, beside one that keeps all and says how many requests fit.
+    """
+    keeps_all = any(group.keep_tokens == 0 for group in groups)
+    return tuple(keeps_all and group.keep_tokens > 0 for group in groups)
+
+
+def window_blocks(
+    keep_tokens: int, *, block_tokens: int, longest_tokens: int, requests: int, step_tokens: int
+) -> int:
+    """Blocks that a group which keeps the newest tokens can never run out of, the null block included.
+
+    Each of `requests` holds what its next token reads, up to a block more on either side and one that is let go of
+    late; beside that come the tokens of steps under way, at most `step_tokens` each.
+    """
+    kept = -(-keep_tokens // block_tokens) + 4
+    under_way = STEPS_UNDER_WAY * -(-step_tokens // block_tokens)
+    whole = -(-longest_tokens // block_tokens)
+    return 1 + min(requests * whole, requests * kept + under_way)

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from tokamak.cache.blocks import NULL_BLOCK, BlockPool
-from tokamak.cache.groups import CacheGroup
+from tokamak.cache.groups import CacheGroup, grows_by_chunk
 from tokamak.cache.prefix import KeyChain
 from tokamak.core.plan import BlockGrant
 from tokamak.core.request import Request
@@ -44,23 +44,28 @@ class Holdings:
     """The host's account of all cache blocks."""
 
     def __init__(
-        self, groups: Sequence[CacheGroup], *, block_tokens: int, total_blocks: int, reuse: bool
+        self, groups: Sequence[CacheGroup], *, block_tokens: int, blocks: Sequence[int], reuse: bool
     ) -> None:
+        """Begin with nothing held. blocks: of each group, the null block included."""
         self.block_tokens = block_tokens
-        self.pools = tuple(BlockPool(total_blocks) for _ in groups)
+        self.pools = tuple(BlockPool(count) for count in blocks)
+        self._by_chunk = grows_by_chunk(groups)
+        self._sizing = tuple(
+            pool for pool, later in zip(self.pools, self._by_chunk, strict=True) if not later
+        )
         self._keep_tokens = tuple(group.keep_tokens for group in groups)
         self._reuse = reuse
         self._held: dict[str, _Holding] = {}
 
     @property
     def free_blocks(self) -> int:
-        """Blocks every group can still give."""
-        return min(pool.free_blocks for pool in self.pools)
+        """Blocks that every group which is asked for whole prompts can still give."""
+        return min(pool.free_blocks for pool in self._sizing)
 
     @property
     def usable_blocks(self) -> int:
         """Blocks one request could hold if it were alone."""
-        return min(pool.usable_blocks for pool in self.pools)
+        return min(pool.usable_blocks for pool in self._sizing)
 
     def blocks_for(self, tokens: int) -> int:
         """Blocks that cover so many tokens."""
@@ -111,12 +116,13 @@ class Holdings:
         fresh = self.blocks_for(tokens) - match.cached_tokens // self.block_tokens
         revived = [
             sum(block_id != NULL_BLOCK and pool.is_unheld(block_id) for block_id in ids)
-            for pool, ids in zip(self.pools, match.blocks, strict=True)
+            for pool, ids, later in zip(self.pools, match.blocks, self._by_chunk, strict=True)
+            if not later
         ]
         return fresh + max(revived)
 
     def admit(self, request: Request, match: PrefixMatch, tokens: int) -> list[BlockGrant]:
-        """Hold the matched blocks and fresh ones up to `tokens`."""
+        """Hold the matched blocks and fresh ones up to `tokens`; some groups' come with `reach`."""
         self._chain(request)
         holding = self._held[request.request_id]
         assert not holding.blocks, f"request {request.request_id} is admitted twice"
@@ -126,7 +132,8 @@ class Holdings:
             holding.blocks.append(list(ids))
             holding.first_held.append(first)
         self._published(request, holding, match.cached_tokens // self.block_tokens)
-        grants = self.grow(request, tokens)
+        cached = match.cached_tokens
+        grants = self._grow(request, [cached if later else tokens for later in self._by_chunk])
         assert grants is not None, "admitted a request that does not fit"
         if match.cached_tokens == 0:
             return grants
@@ -138,9 +145,26 @@ class Holdings:
 
     def grow(self, request: Request, tokens: int) -> list[BlockGrant] | None:
         """Hold enough blocks for `tokens`; None, with nothing changed, when they are not free."""
+        return self._grow(request, [tokens] * len(self.pools))
+
+    def reach(self, request: Request, tokens: int) -> list[BlockGrant]:
+        """Hold blocks for a chunk that ends at `tokens`, in groups that do not take a whole prompt's at once.
+
+        They are there: such a group has blocks for all requests that may run (`groups.window_blocks`).
+        """
+        if not any(self._by_chunk):
+            return []
+        grants = self._grow(request, [tokens if later else 0 for later in self._by_chunk])
+        assert grants is not None, f"no blocks for a chunk of request {request.request_id}"
+        return grants
+
+    def _grow(self, request: Request, tokens: Sequence[int]) -> list[BlockGrant] | None:
+        """Hold enough blocks for so many tokens of each group; None when they are not free."""
         holding = self._held[request.request_id]
-        needed = self.blocks_for(tokens)
-        missing = [max(0, needed - len(ids)) for ids in holding.blocks]
+        missing = [
+            max(0, self.blocks_for(wanted) - len(ids))
+            for wanted, ids in zip(tokens, holding.blocks, strict=True)
+        ]
         if any(m > pool.free_blocks for m, pool in zip(missing, self.pools, strict=True)):
             return None
         grants: list[BlockGrant] = []

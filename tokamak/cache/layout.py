@@ -33,12 +33,11 @@ class ArenaLayout:
 
     regions: tuple[Region, ...]
     arena_bytes: int
-    total_blocks: int
     block_tokens: int
 
 
 def bytes_per_block(groups: Sequence[CacheGroup], block_tokens: int) -> int:
-    """Bytes that one block id stands for, over all groups and layers."""
+    """Bytes that one block id stands for, over all layers of these groups."""
     return sum(
         len(sub_cache.layers) * _region_block_bytes(group, index, block_tokens)
         for group in groups
@@ -46,11 +45,13 @@ def bytes_per_block(groups: Sequence[CacheGroup], block_tokens: int) -> int:
     )
 
 
-def lay_out(groups: Sequence[CacheGroup], *, block_tokens: int, total_blocks: int) -> ArenaLayout:
-    """Give every (sub-cache, layer) its region."""
+def lay_out(
+    groups: Sequence[CacheGroup], *, block_tokens: int, blocks: Sequence[int]
+) -> ArenaLayout:
+    """Give every (sub-cache, layer) its region. blocks: of each group, the null block included."""
     regions: list[Region] = []
     at = 0
-    for group in groups:
+    for group, total_blocks in zip(groups, blocks, strict=True):
         assert block_tokens % group.stride_tokens == 0, (
             f"blocks of {block_tokens} tokens for rows of {group.stride_tokens}, {group.name}"
         )
@@ -61,7 +62,7 @@ def lay_out(groups: Sequence[CacheGroup], *, block_tokens: int, total_blocks: in
             for layer in sub_cache.layers:
                 regions.append(Region(sub_cache.name, layer, sub_cache.dtype, at, shape))
                 at += -(-region_bytes // REGION_ALIGNMENT_BYTES) * REGION_ALIGNMENT_BYTES
-    return ArenaLayout(tuple(regions), at, total_blocks, block_tokens)
+    return ArenaLayout(tuple(regions), at, block_tokens)
 
 
 def _region_block_bytes(group: CacheGroup, index: int, block_tokens: int) -> int:

@@ -49,7 +49,7 @@ class EngineCore:
         self._holdings = Holdings(
             rank.start.groups,
             block_tokens=config.cache.block_tokens,
-            total_blocks=rank.start.memory.total_blocks,
+            blocks=rank.start.memory.group_blocks,
             reuse=config.cache.prefix_caching,
         )
         self._scheduler = Scheduler(config.scheduler, self._holdings, config.model.max_model_len)

@@ -221,6 +221,7 @@ class Scheduler:
         draft.chunks.append(tokens)
         draft.budget -= tokens
         request.computed_tokens += tokens
+        draft.grants.extend(self.holdings.reach(request, request.computed_tokens))
 
     def _plan_admissions(self, draft: _Draft) -> None:
         """Admit waiting requests in order, as long as slots, blocks and the step have room."""

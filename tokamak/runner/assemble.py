@@ -144,7 +144,7 @@ def assemble(config: EngineConfig, exchange: Exchange | None = None) -> Rank:
             model,
             sampler=sampler,
             exchange=exchange,
-            total_blocks=start.memory.total_blocks,
+            blocks=start.memory.group_blocks,
             pools=config.graphs.pools,
         )
     with _timed(load_s, "warm_up"):

@@ -143,7 +143,7 @@ def _preparation(planned: Planned) -> Preparation:
     """Prepares steps over the smallest caches, which it binds to the model."""
     start, build, model = planned.start, planned.build, planned.model
     limits, block_tokens = start.config.scheduler, start.config.cache.block_tokens
-    layout = lay_out(start.groups, block_tokens=block_tokens, total_blocks=2)
+    layout = lay_out(start.groups, block_tokens=block_tokens, blocks=[2] * len(start.groups))
     model.bind_caches(Arena(layout, META).views())
     inputs = InputArena(
         build,

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from tokamak.cache.groups import CacheGroup
+from tokamak.cache.groups import CacheGroup, grows_by_chunk, window_blocks
 from tokamak.cache.layout import bytes_per_block
 from tokamak.config.engine import EngineConfig, GraphConfig
 from tokamak.config.reasons import size
@@ -27,9 +27,13 @@ class MemoryPlan:
     """Bytes by purpose, and the blocks they make."""
 
     block_bytes: int
+    """Of a block of all groups that keep every token, or of all groups if none does."""
     total_blocks: int
-    """Blocks of every group, the null block included."""
+    """Blocks of each of these, the null block included."""
+    group_blocks: tuple[int, ...]
+    """Blocks of each group."""
     cache_bytes: int
+    """Of all groups."""
     input_bytes: int
     logit_bytes: int
     graph_estimate_bytes: int
@@ -138,10 +142,18 @@ def plan_memory(
         else 0,
     )
     graph_bytes = reserve_bytes(estimate)
-    block_bytes = bytes_per_block(groups, config.cache.block_tokens)
+    by_chunk = grows_by_chunk(groups)
+    sizing = [group for group, later in zip(groups, by_chunk, strict=True) if not later]
+    block_bytes = bytes_per_block(sizing, config.cache.block_tokens)
+    windows = [_window_blocks(config, group) for group in groups]
+    window_bytes = sum(
+        count * bytes_per_block([group], config.cache.block_tokens)
+        for group, count, later in zip(groups, windows, by_chunk, strict=True)
+        if later
+    )
     blocks = config.cache.blocks
     if blocks is None:
-        blocks = _arena_bytes(config, graph_bytes) // block_bytes
+        blocks = max(0, _arena_bytes(config, graph_bytes) - window_bytes) // block_bytes
     slots = config.scheduler.max_num_seqs + 1
     max_blocks = -(-config.model.max_model_len // config.cache.block_tokens)
     history_bytes = 4 * slots * (config.model.max_model_len + 1)
@@ -149,11 +161,25 @@ def plan_memory(
     return MemoryPlan(
         block_bytes=block_bytes,
         total_blocks=blocks,
-        cache_bytes=blocks * block_bytes,
+        group_blocks=tuple(
+            window if later else blocks for window, later in zip(windows, by_chunk, strict=True)
+        ),
+        cache_bytes=blocks * block_bytes + window_bytes,
         input_bytes=history_bytes + table_bytes,
         logit_bytes=SCORE_BYTES * config.scheduler.max_num_seqs * config.model.facts.vocab_tokens,
         graph_estimate_bytes=estimate,
         graph_bytes=graph_bytes,
+    )
+
+
+def _window_blocks(config: EngineConfig, group: CacheGroup) -> int:
+    """Blocks of a group that keeps the newest tokens beside others that keep all."""
+    return window_blocks(
+        group.keep_tokens,
+        block_tokens=config.cache.block_tokens,
+        longest_tokens=config.model.max_model_len,
+        requests=config.scheduler.max_num_seqs,
+        step_tokens=config.scheduler.max_num_batched_tokens,
     )
 
 

@@ -5,6 +5,7 @@ Twice in a start that measures what recordings take: once over the smallest cach
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -80,14 +81,14 @@ def wire(
     *,
     sampler: Sampler,
     exchange: Exchange,
-    total_blocks: int,
+    blocks: Sequence[int],
     pools: Literal["per_graph", "per_bucket"],
 ) -> Wired:
-    """Make the caches of `total_blocks` blocks, bind them to the model, and put a runner around it."""
+    """Make the caches, of so many blocks in each group, bind them to the model, and put a runner around it."""
     config, device = start.config, build.device
     graphs, limits, cache = config.graphs, config.scheduler, config.cache
     max_model_len = config.model.max_model_len
-    layout = lay_out(start.groups, block_tokens=cache.block_tokens, total_blocks=total_blocks)
+    layout = lay_out(start.groups, block_tokens=cache.block_tokens, blocks=blocks)
     views = Arena(layout, device).views()
     model.bind_caches(views)
     waits, spans, table = HostWaits(), profiled_spans(), RunningTable(exchange.ranks)
@@ -172,7 +173,7 @@ def wire(
         max_requests=limits.max_num_seqs,
         max_model_len=max_model_len,
         block_tokens=cache.block_tokens,
-        usable_blocks=total_blocks - 1,
+        usable_blocks=min(blocks) - 1,
         groups=len(start.groups),
         vocab_tokens=config.model.facts.vocab_tokens,
         q_width=Q_WIDTH,
@@ -250,7 +251,7 @@ def measure_cost(
         model,
         sampler=sampler,
         exchange=exchange,
-        total_blocks=2,
+        blocks=[2] * len(start.groups),
         pools="per_graph",
     )
     wired.warm_up(start.config)

@@ -146,6 +146,17 @@ def test_preemption_changes_no_token(make_llm, alone):
     assert found == [alone(prompt, 30) for prompt in prompts]
 
 
+def test_long_prompts_in_small_steps_need_few_blocks_of_newest_rows(make_llm, alone):
+    # Two requests of 100 tokens hold 26 blocks; of the newest rows there are 16.
+    llm = make_llm(max_num_seqs=2, max_num_batched_tokens=16, req_graph_sizes=(1, 2))
+    prompts = [ids(100 + at, at) for at in range(5)]
+
+    found = token_ids(llm.generate(prompts + prompts[:2], GREEDY))
+
+    expected = [alone(prompt) for prompt in prompts]
+    assert found == expected + expected[:2]
+
+
 def test_a_block_that_would_cut_an_entry_in_two_is_refused(make_llm, folder):
     multiple = {"v4": 8, "v4.1": 2}[folder.name]
 

@@ -262,7 +262,7 @@ class Bench:
     def __init__(self, model: Model, history: Tensor) -> None:
         groups = group_sub_caches(model.sub_caches())
         blocks = 1 + 8 * MODEL_TOKENS // BLOCK_TOKENS
-        layout = lay_out(groups, block_tokens=BLOCK_TOKENS, total_blocks=blocks)
+        layout = lay_out(groups, block_tokens=BLOCK_TOKENS, blocks=[blocks] * len(groups))
         model.bind_caches(Arena(layout, torch.device("cpu")).views())
         self.model = model
         self.arena: InputArena = an_arena(

@@ -343,7 +343,7 @@ def a_scheduler_of(rank: Rank) -> Scheduler:
     holdings = Holdings(
         rank.start.groups,
         block_tokens=BLOCK_TOKENS,
-        total_blocks=rank.start.memory.total_blocks,
+        blocks=rank.start.memory.group_blocks,
         reuse=False,
     )
     scheduler = Scheduler(config.scheduler, holdings, config.model.max_model_len)

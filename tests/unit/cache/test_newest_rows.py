@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.support.factory import a_request
-from tokamak.cache.groups import group_sub_caches
+from tokamak.cache.groups import CacheGroup, group_sub_caches, grows_by_chunk, window_blocks
 from tokamak.cache.holdings import Holdings
 from tokamak.cache.sub_cache import SubCache
 from tokamak.core.request import Request
@@ -15,20 +15,24 @@ ALL, NEWEST = 0, 1
 """Groups by number: one that keeps every token, and one that keeps the newest six."""
 
 
-def some_holdings(*, blocks: int = 33, reuse: bool = True) -> Holdings:
-    groups = group_sub_caches(
+def some_groups() -> tuple[CacheGroup, ...]:
+    return group_sub_caches(
         [
             SubCache("entries", (0,), 1, 8, "float32", stride_tokens=2),
             SubCache("window", (0, 1), 1, 8, "float32", keep_tokens=6),
         ]
     )
-    return Holdings(groups, block_tokens=BLOCK, total_blocks=blocks, reuse=reuse)
+
+
+def some_holdings(*, blocks: int = 33, reuse: bool = True) -> Holdings:
+    return Holdings(some_groups(), block_tokens=BLOCK, blocks=[blocks] * 2, reuse=reuse)
 
 
 def admitted(holdings: Holdings, name: str, prompt: int, *, slot: int = 1) -> Request:
     request = a_request(name, prompt=prompt)
     request.slot = slot
     holdings.admit(request, holdings.match(request), prompt)
+    holdings.reach(request, prompt)
     return request
 
 
@@ -93,6 +97,7 @@ def test_grants_of_a_hit_leave_out_what_is_not_there():
     second.slot = 2
 
     grants = holdings.admit(second, holdings.match(second), 21)
+    grants += holdings.reach(second, 21)
 
     assert [(grant.group, grant.start, len(grant.block_ids)) for grant in grants] == [
         (ALL, 0, 5),
@@ -133,3 +138,70 @@ def test_no_window_no_hit():
 
     assert match.cached_tokens == 0
     assert match.blocks == ((), ())
+
+
+def test_blocks_of_newest_rows_come_with_each_chunk():
+    holdings = some_holdings()
+    request = a_request("r", prompt=40)
+    request.slot = 1
+
+    holdings.admit(request, holdings.match(request), 40)
+    at_first = held(holdings)
+    grants = holdings.reach(request, 9)
+
+    assert at_first == [10, 0]
+    assert held(holdings) == [10, 3]
+    assert [(grant.group, grant.start, len(grant.block_ids)) for grant in grants] == [
+        (NEWEST, 0, 3)
+    ]
+    assert holdings.reach(request, 12) == []
+
+
+def test_few_blocks_of_newest_rows_carry_long_requests():
+    longest, requests, step = 400, 3, 10
+    blocks = window_blocks(
+        6, block_tokens=BLOCK, longest_tokens=longest, requests=requests, step_tokens=step
+    )
+    groups = some_groups()
+    holdings = Holdings(groups, block_tokens=BLOCK, blocks=[400, blocks], reuse=True)
+    running = []
+    for slot in range(requests):
+        request = a_request(f"r{slot}", prompt=range(slot, slot + longest))
+        request.slot = slot
+        holdings.admit(request, holdings.match(request), longest)
+        running.append(request)
+    written = [[0, 0] for _ in running]
+
+    # One request takes all of a step's tokens; commits are two steps late.
+    for turn in range(3 * longest // step):
+        which = turn % requests
+        reached = written[which][-1] + step
+        if reached <= longest:
+            holdings.reach(running[which], reached)
+            written[which].append(reached)
+            holdings.publish(running[which], written[which][-3])
+
+    assert blocks < longest // BLOCK
+    assert all(done[-1] == longest for done in written)
+
+
+@pytest.mark.parametrize(
+    ("kept", "expected"),
+    [((0, 6), (False, True)), ((6, 2), (False, False)), ((0, 0), (False, False))],
+)
+def test_groups_grow_by_chunk_beside_one_that_keeps_all(kept, expected):
+    groups = group_sub_caches(
+        [
+            SubCache(f"c{at}", (0,), 1, 8, "float32", stride_tokens=1 + at, keep_tokens=keep)
+            for at, keep in enumerate(kept)
+        ]
+    )
+
+    assert grows_by_chunk(groups) == expected
+
+
+def test_short_contexts_need_no_more_blocks_than_they_have():
+    sizes = {"block_tokens": 16, "requests": 4, "step_tokens": 8192}
+
+    assert window_blocks(128, longest_tokens=64, **sizes) == 1 + 4 * 4
+    assert window_blocks(128, longest_tokens=1 << 20, **sizes) == 1 + 4 * 12 + 3 * 512

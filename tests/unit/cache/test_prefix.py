@@ -80,7 +80,7 @@ def test_sub_caches_that_cover_tokens_alike_share_a_group():
 def test_regions_do_not_overlap_and_block_bytes_add_up():
     groups = cache_groups()
 
-    layout = lay_out(groups, block_tokens=4, total_blocks=10)
+    layout = lay_out(groups, block_tokens=4, blocks=[10])
 
     assert bytes_per_block(groups, 4) == 2 * 2 * (4 * 2 * 8 * 4)
     ends = [0]

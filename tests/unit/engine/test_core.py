@@ -38,7 +38,7 @@ class ScriptedExecutor:
         self.waits = HostWaits()
 
     def loads(self, config: EngineConfig) -> None:
-        memory = SimpleNamespace(total_blocks=self._blocks)
+        memory = SimpleNamespace(group_blocks=(self._blocks,))
         self.rank = SimpleNamespace(
             start=SimpleNamespace(config=config, groups=cache_groups(), memory=memory),
             build=SimpleNamespace(choices={}),

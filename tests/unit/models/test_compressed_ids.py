@@ -43,6 +43,6 @@ def test_numbers_are_given_in_the_order_of_token_ids():
 
 def test_another_tokenizer_is_refused():
     with pytest.raises(
-        CheckpointError, match="2 different tokens .* engram_compressed_vocab_size is 3"
+        CheckpointError, match=r"2 different tokens .* engram_compressed_vocab_size is 3"
     ):
         compressed_ids(a_tokenizer("a", "b", "A"), vocab_tokens=3, expected=3)

@@ -8,7 +8,9 @@ import pytest
 
 from tests.support.configs import CPU, SMALL_MODEL, a_config
 from tests.support.factory import cache_groups
+from tokamak.cache.groups import group_sub_caches
 from tokamak.cache.layout import bytes_per_block
+from tokamak.cache.sub_cache import SubCache
 from tokamak.config.engine import ModelFacts
 from tokamak.errors import OptionError
 from tokamak.runner.graph_cost import GraphCost, graph_pool_estimate, reserve_bytes
@@ -142,3 +144,26 @@ def test_a_plan_counts_how_many_longest_requests_fit() -> None:
 
     assert start.longest_requests == 4
     assert start.weight_bytes == 4
+
+
+def test_newest_rows_get_what_running_requests_need_and_the_rest_keeps_every_token() -> None:
+    kept = SubCache("entries", (0, 1), 1, 32, "float32", stride_tokens=2)
+    newest = SubCache("window", (0, 1, 2), 1, 32, "float32", keep_tokens=32)
+    groups = group_sub_caches([kept, newest])
+    kept_bytes, newest_bytes = (bytes_per_block([group], 16) for group in groups)
+    config = a_config(
+        model=MODEL,
+        graphs="off",
+        max_num_seqs=2,
+        max_num_batched_tokens=64,
+        max_model_len=4096,
+        kv_cache_memory_bytes=1000 * kept_bytes,
+    )
+
+    memory = plan_memory(config, groups, COST)
+
+    # Two requests hold 2 + 4 blocks each; beside that three steps of 4 blocks, and the null block.
+    assert memory.group_blocks == (memory.total_blocks, 25)
+    assert memory.block_bytes == kept_bytes
+    assert memory.total_blocks == (1000 * kept_bytes - 25 * newest_bytes) // kept_bytes
+    assert memory.cache_bytes == memory.total_blocks * kept_bytes + 25 * newest_bytes
