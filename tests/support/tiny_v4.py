@@ -54,6 +54,18 @@ YARN = {
 }
 
 
+WIDE = {
+    "head_dim": 512,
+    "qk_rope_head_dim": 64,
+    "o_lora_rank": 128,
+    "index_head_dim": 128,
+    "moe_intermediate_size": 128,
+    "sliding_window": 128,
+    "index_topk": 64,
+}
+"""Changes that give the golden V4.1 config the widths of published heads, which kernels may ask for."""
+
+
 def v4_1_config(**changes: object) -> dict[str, object]:
     """A V4.1 config of ten layers with every mechanism on."""
     text = {

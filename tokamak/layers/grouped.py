@@ -35,9 +35,13 @@ class GroupedLinear:
             self._build.pack(DenseWeight(rows)) for rows in dense.split(self._rows)
         )
 
+    def draw(self, generator: torch.Generator) -> list[Weight]:
+        """A random part that keeps the size of what passes through."""
+        return [random_matrix(shape, generator) for shape in self.part_shapes]
+
     def load_random(self, generator: torch.Generator) -> None:
-        """Fill with numbers that keep the size of what passes through."""
-        self.load([random_matrix(shape, generator) for shape in self.part_shapes])
+        """Fill with random numbers."""
+        self.load(self.draw(generator))
 
     def __call__(self, x: Tensor) -> Tensor:
         """x: [tokens, groups, width]; returns [tokens, groups * rows] in the dtype of x."""

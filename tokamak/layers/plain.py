@@ -49,9 +49,13 @@ class Plain:
         assert part.shape == self._shape, f"a parameter of {part.shape} for {self._shape}"
         self._values = part.dense(self._dtype).to(self._device).contiguous()
 
+    def draw(self, generator: torch.Generator) -> list[Weight]:
+        """A random part of the scale it was made with."""
+        return [DenseWeight(self._draw(self._shape, generator))]
+
     def load_random(self, generator: torch.Generator) -> None:
-        """Fill with what `draw` makes."""
-        self.load([DenseWeight(self._draw(self._shape, generator))])
+        """Fill with random numbers."""
+        self.load(self.draw(generator))
 
 
 def around_one(shape: tuple[int, ...], generator: torch.Generator) -> Tensor:

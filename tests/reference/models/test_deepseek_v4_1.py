@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from tests.support.steps import ModelDriver, a_build
-from tests.support.tiny_v4 import GOLDEN_ROWS, a_v4_1, golden_tokens
+from tests.support.tiny_v4 import GOLDEN_ROWS, WIDE, a_v4_1, golden_tokens
 
 PRINTED = 6e-5
 """How exactly golden numbers are written down."""
@@ -85,3 +85,27 @@ def test_tiny_rows_are_normed_by_the_epsilon_of_the_config():
     theirs = ModelDriver(coarse).step({"only": golden_tokens(24)})["only"]
 
     assert (ours - theirs).abs().max() > 0.5
+
+
+@pytest.fixture(scope="module")
+def wide():
+    """A model with heads and windows as wide as the published ones, and its scores of a text in one pass.
+
+    Every entry is chosen: a choice among nearly equal ones would turn with the last bit of a score.
+    """
+    every = {**WIDE, "index_topk": 300, "candidate_topk_blocks": 75}
+    model = a_v4_1(a_build(max_model_len=512), rounds_caches=False, **every)
+    return model, ModelDriver(model, block_tokens=16).step({"only": golden_tokens(300)})["only"]
+
+
+@pytest.mark.parametrize("cut", [1, 127, 128, 129, 130, 255, 257])
+def test_cuts_at_the_edges_of_windows_change_no_score(wide, cut):
+    model, expected = wide
+    driver, tokens = ModelDriver(model, block_tokens=16), golden_tokens(300)
+
+    first = driver.step({"only": tokens[:cut]})["only"]
+    decoded = [driver.step({"only": [token]})["only"] for token in tokens[cut : cut + 3]]
+    rest = driver.step({"only": tokens[cut + 3 :]})["only"]
+
+    scores = torch.cat([first, *decoded, rest])
+    assert (scores - expected).abs().max() < STABLE[False]
