@@ -14,6 +14,7 @@ from tokamak.layers.engram import Engram
 from tokamak.layers.model import Parameter
 from tokamak.layers.moe import StackedExperts
 from tokamak.layers.moe_rooted import RootedExperts
+from tokamak.layers.plain import fan_in
 from tokamak.layers.residual import MixSite
 
 Weights = dict[str, tuple[Parameter, tuple[str, ...]]]
@@ -171,9 +172,13 @@ class OneTensor:
         flat = part.dense(torch.float32).reshape(-1, self._shape[2])
         self._experts.load([DenseWeight(rows) for rows in flat.split(self._rows)])
 
+    def draw(self, generator: torch.Generator) -> list[Weight]:
+        """A random part that keeps the size of what passes through."""
+        return [DenseWeight(fan_in(self._shape, generator))]
+
     def load_random(self, generator: torch.Generator) -> None:
-        """Fill with numbers that keep the size of what passes through."""
-        self._experts.load_random(generator)
+        """Fill with random numbers."""
+        self.load(self.draw(generator))
 
 
 def as_in_transformers(
