@@ -10,14 +10,14 @@ from collections.abc import Sequence
 
 from tokamak.errors import RequestError, TemplateError
 from tokamak.server.protocol.chat import ChatTemplateFields, Message, template_messages
-from tokamak.text.chat_template import ChatTemplate
+from tokamak.text.chat_format import ChatFormat
 
 OWN_NAMES = ("messages", "tools", "add_generation_prompt", "self")
 """What the template gets from other fields of the body."""
 
 
 def chat_prompt(
-    template: ChatTemplate | None, messages: Sequence[Message], fields: ChatTemplateFields
+    template: ChatFormat | None, messages: Sequence[Message], fields: ChatTemplateFields
 ) -> str:
     """The prompt for `messages`.
 
