@@ -19,7 +19,9 @@ from tokamak.server.parsers.base import (
     ReasoningParser,
     ToolParser,
 )
+from tokamak.server.parsers.reasoning import think_tags
 from tokamak.server.parsers.reasoning.think_tags import ThinkTags
+from tokamak.server.parsers.tool import hermes
 from tokamak.server.parsers.tool.deepseek import DsmlParser
 from tokamak.server.parsers.tool.hermes import HermesParser
 from tokamak.text import dsml
@@ -36,6 +38,15 @@ REASONING_PARSERS: dict[ReasoningFormat, Callable[[str], ReasoningParser]] = {
     "think_lines": lambda prompt: ThinkTags(prompt, lines=True),
 }
 """Made for the answer to a prompt."""
+
+MARKERS: dict[ToolFormat | ReasoningFormat, tuple[str, ...]] = {
+    "deepseek_v4": (dsml.DSML,),
+    "deepseek_v41": (dsml.DSML,),
+    "hermes": (hermes.OPENING, hermes.ENDING),
+    "think_tags": (think_tags.OPENING, think_tags.ENDING),
+    "think_lines": (think_tags.OPENING, think_tags.ENDING),
+}
+"""Tokens that a format's parser must see in the text, also where the vocabulary calls them special."""
 
 
 @dataclass(slots=True)
@@ -89,9 +100,9 @@ class AnswerReader:
         )
         return delta
 
-    def finish(self, *, cut: bool) -> AnswerDelta:
-        """The rest, when the answer has ended; `cut` says that it ended for length."""
-        delta = AnswerDelta()
+    def finish(self, *, cut: bool, into: AnswerDelta | None = None) -> AnswerDelta:
+        """The rest, when the answer has ended, added to `into`; `cut` says that it ended for length."""
+        delta = AnswerDelta() if into is None else into
         if self._reasoning is not None:
             self._take(delta, self._reasoning.finish())
         if self._tools is not None:
