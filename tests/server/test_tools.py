@@ -6,9 +6,11 @@ import json
 from typing import Any
 
 import pytest
+from llguidance import LLTokenizer
 
 from tests.support.live_server import serving, stream_events
 from tests.support.scripted_engine import ScriptedCore, byte_tokenizer, chat_template, says
+from tokamak.sampling.grammar import compiled
 from tokamak.text import dsml
 from tokamak.text.deepseek_chat import DeepseekChat
 
@@ -286,6 +288,14 @@ def test_effort_none_turns_a_switchable_template_s_thinking_off():
         assert prompt_of(server).endswith("</think>\n\n")
 
 
+def accepts(structured, text: str) -> bool:
+    """Whether a constraint lets a model write this and end."""
+    tokenizer = LLTokenizer("byte")
+    matcher = compiled(structured, tokenizer)
+    ids = tokenizer.tokenize_str(text)
+    return matcher.try_consume_tokens(ids) == len(ids) and matcher.is_accepting()
+
+
 @pytest.mark.parametrize(
     "choice", ["required", {"type": "function", "function": {"name": "get_weather"}}], ids=str
 )
@@ -295,9 +305,28 @@ def test_a_call_can_be_required_where_calls_are_json(choice):
         answer = server.chat("Hi", tools=[WEATHER], tool_choice=choice).json()
 
         structured = server.engine.core.added[-1].params.structured
-    assert structured.kind == "grammar"
+    assert accepts(structured, call)
+    assert accepts(structured, f"{call}\n{call}") == (choice == "required")
+    assert not accepts(structured, "Hello.")
+    assert not accepts(structured, call.replace("get_weather", "other"))
+    assert not accepts(structured, call.replace("city", "town"))
+    assert not accepts(structured, call.replace('"city": ', '"city":\n'))
     assert answer["choices"][0]["message"]["tool_calls"][0]["function"]["name"] == "get_weather"
     assert answer["choices"][0]["message"]["content"] is None
+
+
+@pytest.mark.parametrize(
+    "parameters",
+    [{"type": "objekt"}, {"type": "object", "properties": {"a": {"minimum": 2, "maximum": 1}}}],
+    ids=str,
+)
+def test_a_required_call_needs_a_schema_that_can_be_met(parameters):
+    tool = {"type": "function", "function": {"name": "f", "parameters": parameters}}
+    with hermes("x") as server:
+        answer = server.chat("Hi", tools=[tool], tool_choice="required")
+
+    assert answer.status_code == 400
+    assert answer.json()["error"]["param"] == "tools"
 
 
 def test_a_required_call_must_be_to_a_tool_of_the_request():

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from typing import Any, Final, cast
 
 from tokamak.core.request import StructuredOutput
-from tokamak.errors import RequestError
-from tokamak.sampling.grammar import schema_text
+from tokamak.errors import GrammarError, RequestError
+from tokamak.sampling.grammar import JSON_STYLE, check_schema, schema_text
 from tokamak.server.parsers.tool import hermes
 from tokamak.server.protocol.chat import ChatRequest
 from tokamak.text.chat_format import ChatFormat, ToolFormat
@@ -125,15 +125,26 @@ def _calls_grammar(functions: list[dict[str, Any]], wanted: list[str], *, severa
         if function["name"] not in wanted:
             continue
         rule = f"call_{len(calls)}"
-        schema = function.get("parameters") or {"type": "object"}
+        schema = _styled(function["name"], function.get("parameters") or {"type": "object"})
         head = json.dumps(
             f'{hermes.OPENING}\n{{"name": {json.dumps(function["name"])}, "arguments": '
         )
         tail = json.dumps("}\n" + hermes.ENDING)
-        rules.append(f"{rule}: {head} %json {schema_text(schema, field='tools')} {tail}")
+        rules.append(f"{rule}: {head} %json {schema} {tail}")
         calls.append(rule)
     more = ' ("\\n" call)*' if several else ""
     return "\n".join([f"start: call{more}", f"call: {' | '.join(calls)}", *rules])
+
+
+def _styled(name: str, parameters: dict[str, Any]) -> str:
+    """A tool's schema as a grammar takes it, held to the style of all JSON we write."""
+    text = schema_text(parameters, field="tools")
+    try:
+        check_schema(text)
+    except ValueError as error:
+        message = f"parameters of the tool {name} cannot be used: {error}"
+        raise GrammarError(message, field="tools") from None
+    return json.dumps({**parameters, "x-guidance": JSON_STYLE}, ensure_ascii=False)
 
 
 def _brief(choice: object) -> str:
