@@ -26,6 +26,7 @@ from tokamak.server.parsers.tool.deepseek import DsmlParser
 from tokamak.server.parsers.tool.hermes import HermesParser
 from tokamak.text import dsml
 from tokamak.text.chat_format import ReasoningFormat, ToolFormat
+from tokamak.text.tokenizer import Tokenizer
 
 TOOL_PARSERS: dict[ToolFormat, Callable[[], ToolParser]] = {
     "deepseek_v4": lambda: DsmlParser(dsml.V4),
@@ -69,6 +70,29 @@ class AnswerDelta:
 
     def __bool__(self) -> bool:
         return bool(self.reasoning or self.content or self.calls)
+
+
+def answer_reader(
+    prompt: str,
+    reasoning: ReasoningFormat | None,
+    tools: ToolFormat | None = None,
+    *,
+    parallel: bool = True,
+) -> AnswerReader:
+    """What reads the answer to a prompt in these formats; what has none stays content."""
+    return AnswerReader(
+        None if reasoning is None else REASONING_PARSERS[reasoning](prompt),
+        None if tools is None else TOOL_PARSERS[tools](),
+        parallel=parallel,
+    )
+
+
+def reads_special_tokens(
+    tokenizer: Tokenizer, *formats: ToolFormat | ReasoningFormat | None
+) -> bool:
+    """Whether parsers of these formats look for tokens that are usually left out of the text."""
+    markers = [marker for name in formats if name is not None for marker in MARKERS[name]]
+    return any(tokenizer.is_special(marker) for marker in markers)
 
 
 class AnswerReader:

@@ -33,11 +33,10 @@ from tokamak.server.generate import (
 )
 from tokamak.server.openapi import answers, takes
 from tokamak.server.parsers.answer import (
-    MARKERS,
-    REASONING_PARSERS,
-    TOOL_PARSERS,
     AnswerDelta,
     AnswerReader,
+    answer_reader,
+    reads_special_tokens,
 )
 from tokamak.server.prompt import chat_prompt, message_text
 from tokamak.server.protocol.chat import (
@@ -79,12 +78,9 @@ class _Chat:
 
     def reader(self) -> AnswerReader:
         """What reads one choice."""
-        reasoning, tools = self.reasoning_format, self.tool_format
-        return AnswerReader(
-            None if reasoning is None else REASONING_PARSERS[reasoning](self.prompt),
-            None if tools is None else TOOL_PARSERS[tools](),
-            parallel=self.body.parallel_tool_calls is not False,
-        )
+        parallel = self.body.parallel_tool_calls is not False
+        formats = self.reasoning_format, self.tool_format
+        return answer_reader(self.prompt, *formats, parallel=parallel)
 
     def request(self) -> GenerationRequest:
         """What the engine is asked for."""
@@ -146,6 +142,9 @@ async def _settle(body: ChatRequest, model: str, client: EngineClient) -> _Chat:
     await check_constraint(constraint, constraint_field)
     # A constraint holds from the first character, so there is no reasoning to be told from the answer.
     reasoning = template.reasoning_format if template is not None and constraint is None else None
+    shows_all = body.skip_special_tokens is None and reads_special_tokens(
+        client.tokenizer, reasoning, use.format
+    )
     return _Chat(
         id=new_id("chatcmpl"),
         created=int(time.time()),
@@ -154,10 +153,7 @@ async def _settle(body: ChatRequest, model: str, client: EngineClient) -> _Chat:
         params=msgspec.structs.replace(
             params,
             structured=constraint,
-            skip_special_tokens=params.skip_special_tokens
-            and not (
-                body.skip_special_tokens is None and _is_special(client, reasoning, use.format)
-            ),
+            skip_special_tokens=params.skip_special_tokens and not shows_all,
         ),
         prompt=prompt,
         prefix=message_text(body.messages[-1]) if body.echo else "",
@@ -165,12 +161,6 @@ async def _settle(body: ChatRequest, model: str, client: EngineClient) -> _Chat:
         reasoning_format=reasoning,
         tool_format=use.format,
     )
-
-
-def _is_special(client: EngineClient, *formats: ToolFormat | ReasoningFormat | None) -> bool:
-    """Whether a parser looks for tokens that are usually left out of the text."""
-    markers = [marker for name in formats if name is not None for marker in MARKERS[name]]
-    return any(client.tokenizer.is_special(marker) for marker in markers)
 
 
 def _finish_reason(reason: FinishReason, reader: AnswerReader) -> str:
