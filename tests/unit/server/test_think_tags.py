@@ -5,9 +5,12 @@ from __future__ import annotations
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tokenizers import AddedToken, models
+from tokenizers import Tokenizer as Backend
 
-from tokamak.server.parsers.answer import AnswerReader
+from tokamak.server.parsers.answer import AnswerReader, reads_special_tokens
 from tokamak.server.parsers.reasoning.think_tags import ThinkTags
+from tokamak.text.tokenizer import Tokenizer
 
 
 def read(prompt: str, pieces: list[str], *, lines: bool) -> tuple[str, str]:
@@ -61,3 +64,13 @@ def test_text_that_cannot_be_a_tag_is_not_held_back():
 
     assert reader.feed("I think").reasoning == "I think"
     assert reader.feed(" a < b").reasoning == " a < b"
+
+
+@pytest.mark.parametrize(("special", "reads"), [(True, True), (False, False)])
+def test_tags_that_are_special_tokens_must_stay_in_the_text(special, reads):
+    backend = Backend(models.BPE(vocab={"a": 0}, merges=[]))
+    backend.add_tokens([AddedToken("</think>", special=special)])
+    tokenizer = Tokenizer(backend, bos_id=None, eos_ids=())
+
+    assert reads_special_tokens(tokenizer, "think_tags", None) == reads
+    assert not reads_special_tokens(tokenizer, None, "hermes")

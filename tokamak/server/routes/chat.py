@@ -142,9 +142,7 @@ async def _settle(body: ChatRequest, model: str, client: EngineClient) -> _Chat:
     await check_constraint(constraint, constraint_field)
     # A constraint holds from the first character, so there is no reasoning to be told from the answer.
     reasoning = template.reasoning_format if template is not None and constraint is None else None
-    shows_all = body.skip_special_tokens is None and reads_special_tokens(
-        client.tokenizer, reasoning, use.format
-    )
+    shows_all = reads_special_tokens(client.tokenizer, reasoning, use.format)
     return _Chat(
         id=new_id("chatcmpl"),
         created=int(time.time()),
