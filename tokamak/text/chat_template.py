@@ -134,6 +134,9 @@ class ChatTemplate(ChatFormat):
         elif isinstance(content, str) and self.content_form == "parts":
             prepared["content"] = [{"type": "text", "text": content}]
         if prepared.get("tool_calls"):
+            # Templates of this format look for tags in the text, also where there are only calls.
+            if content is None and self.tool_format == "hermes":
+                prepared["content"] = ""
             prepared["tool_calls"] = [_with_parsed_arguments(c) for c in prepared["tool_calls"]]
         return prepared
 
