@@ -24,6 +24,9 @@ from tokamak.ops.rotate_cache_attend import rotate_cache_attend
 GROUP = "keys"
 """The cache group that `keys` and `values` form, named after its first sub-cache."""
 
+CACHE_DTYPES = ("bfloat16", "fp8")
+"""Formats its keys and values may have beside the model's own."""
+
 
 @eager_region("gqa_attention", outs=("out",))
 def gqa_attention(rows: Tensor, out: Tensor, layer: int) -> None:
@@ -87,7 +90,7 @@ class GroupedQueryAttention:
         self._values: Tensor | None = None
 
     def bind_caches(self, keys: Tensor, values: Tensor) -> None:
-        """Take this layer's views, each [blocks, kv_heads, block_tokens, head_dim]."""
+        """Take this layer's views, each [blocks, kv_heads, block_tokens, head_dim], in the build's cache_dtype."""
         self._keys, self._values = keys, values
 
     def __call__(

@@ -7,7 +7,7 @@ from functools import partial
 
 import torch
 
-from tokamak.ops.case import Case, seeded, tolerance_of
+from tokamak.ops.case import CACHED_IN, Case, cached_in, other_cache, seeded, tolerance_of
 
 BLOCKS = 64
 
@@ -28,7 +28,9 @@ class Sizes:
     block_tokens: int = 16
 
 
-def _make(name: str, sizes: Sizes, dtype: torch.dtype) -> tuple[object, ...]:
+def _make(
+    name: str, sizes: Sizes, dtype: torch.dtype, cache_dtype: torch.dtype
+) -> tuple[object, ...]:
     generator = seeded(name)
     assert not (sizes.prefill and sizes.decode), f"{name}: one kind of row a call"
     query_lens = [queries for queries, _ in sizes.prefill] + [sizes.q_width] * len(sizes.decode)
@@ -37,7 +39,7 @@ def _make(name: str, sizes: Sizes, dtype: torch.dtype) -> tuple[object, ...]:
     tokens = sum(query_lens)
     q = torch.randn((tokens, sizes.heads, sizes.head_dim), generator=generator).to(dtype)
     shape = (BLOCKS, 2, sizes.kv_heads, sizes.block_tokens, sizes.head_dim)
-    caches = torch.randn(shape, generator=generator).to(dtype)
+    caches = torch.randn(shape, generator=generator).to(cache_dtype)
     caches[0] = float("nan")
     width = max(-(-length // sizes.block_tokens) for length in lengths) + 1
     table = torch.zeros((len(lengths), width), dtype=torch.int32)
@@ -90,16 +92,24 @@ def _no_rows(dtype: torch.dtype) -> tuple[object, ...]:
     return q, caches, caches, table, none, starts, 1, 1.0, 0, q.clone()
 
 
+OTHER_CACHES = (
+    "smollm2 block edges", "smollm2 chunks", "smollm2 drafts", "odd heads prompt", "odd heads", "wide heads prompt",
+    "wide heads", "window prompt", "window drafts", "large blocks",
+)  # fmt: skip
+"""Sizes whose caches also come in formats that the rows have not."""
+
 paged_attention_cases = [
     Case(
         title,
-        partial(_make, name, sizes, dtype),
+        partial(_make, name, sizes, dtype, cache_dtype),
         tolerance_of(dtype),
         changed=(9,),
+        cache_dtype=other_cache(dtype, cache_dtype),
     )
-    for dtype in (torch.float32, torch.bfloat16)
+    for dtype, cache_dtype in CACHED_IN
     for name, sizes in SIZES.items()
-    for title in [f"{name} {str(dtype).removeprefix('torch.')}"]
+    if dtype == cache_dtype or name in OTHER_CACHES
+    for title in [f"{name} {cached_in(dtype, cache_dtype)}"]
 ]
 
 paged_attention_cases.append(

@@ -26,6 +26,7 @@ from tokamak.ops.jit.objects import host
 from tokamak.ops.jit.torch_kinds import KINDS, fresh
 from tokamak.ops.paged_attention.padded import padded_paged_attention
 from tokamak.ops.paged_attention.reference import paged_attention
+from tokamak.ops.registry import takes_own
 
 (
     Q, K_CACHE, K_BLOCK, K_HEAD, K_ROW, V_CACHE, V_BLOCK, V_HEAD, V_ROW, TABLE, TABLE_STRIDE, LENGTHS, STARTS,
@@ -401,7 +402,7 @@ def _kernels_for(
     return kernels(Shape(head_dim, groups, KINDS[q]))
 
 
-@paged_attention.backend("llvm", fits=fits)
+@paged_attention.backend("llvm", fits=fits, takes=takes_own)
 def llvm_paged_attention(
     q: Tensor,
     k_cache: Tensor,

@@ -67,8 +67,8 @@ def _one_by_one(
 
 
 def _rows(cache: Tensor, table: Tensor) -> Tensor:
-    """Cached rows side by side: [requests, kv_heads, blocks * block_tokens, head_dim]."""
-    rows = cache[table.long()].transpose(1, 2)
+    """Cached rows side by side, in float32: [requests, kv_heads, blocks * block_tokens, head_dim]."""
+    rows = cache[table.long()].transpose(1, 2).float()
     return rows.reshape(rows.shape[0], rows.shape[1], -1, rows.shape[4])
 
 
@@ -81,6 +81,6 @@ def _seen(places: Tensor, at: Tensor, window: int) -> Tensor:
 def _attend(q: Tensor, k: Tensor, v: Tensor, seen: Tensor, scale: float) -> Tensor:
     """Softmax in float32; q: [requests, heads, queries, head_dim], `seen` broadcast over heads."""
     mixed = scaled_dot_product_attention(
-        q.float(), k.float(), v.float(), attn_mask=seen, scale=scale, enable_gqa=True
+        q.float(), k, v, attn_mask=seen, scale=scale, enable_gqa=True
     )
     return mixed.to(q.dtype)

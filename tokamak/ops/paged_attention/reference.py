@@ -24,7 +24,7 @@ def paged_attention(
     """Attend from this step's queries to all cached rows of their own request, causally.
 
     q: [tokens, heads, head_dim]. k_cache, v_cache: [blocks, kv_heads, block_tokens, head_dim]; query
-    head h reads key head h // (heads / kv_heads). block_table: [requests, blocks] int32.
+    head h reads key head h // (heads / kv_heads); their dtype may be another than q's. block_table: [requests, blocks] int32.
     lengths: [requests] int32, cached tokens of the request with this step's; the last query sits at
     position lengths - 1. query_starts: [requests + 1] int32, the last is tokens.
     q_width: queries of every request, or 0 where they differ. With a width no backend but this one reads

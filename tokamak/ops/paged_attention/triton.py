@@ -11,6 +11,7 @@ from torch import Tensor
 
 from tokamak.ops.paged_attention import triton_decode, triton_prefill
 from tokamak.ops.paged_attention.reference import paged_attention
+from tokamak.ops.rope.triton_stored import takes
 from tokamak.ops.triton_facts import fits
 
 MOST_DECODE_ROWS = 64
@@ -50,7 +51,7 @@ class TritonAttention:
         kv_heads, head_dim = k_cache.shape[1], k_cache.shape[3]
         groups, requests = q.shape[1] // kv_heads, lengths.shape[0]
         if q_width and q_width * groups <= MOST_DECODE_ROWS:
-            row_bytes = head_dim * k_cache.element_size()
+            row_bytes = head_dim * max(k_cache.element_size(), q.element_size())
             form = triton_decode.choose_form(requests, kv_heads, row_bytes, q.device)
             triton_decode.paged_decode(
                 q, k_cache, v_cache, block_table, lengths, q_width, scale, window, out, form,
@@ -65,6 +66,6 @@ class TritonAttention:
             )
 
 
-triton_paged_attention = paged_attention.backend("triton", fits=fits)(
+triton_paged_attention = paged_attention.backend("triton", fits=fits, takes=takes)(
     TritonAttention().paged_attention
 )

@@ -354,7 +354,7 @@ def _processors(device: torch.device) -> int:
 
 
 def choose_form(requests: int, kv_heads: int, row_bytes: int, device: torch.device) -> DecodeForm:
-    """The form for a call of these sizes; `row_bytes`: of one cached key.
+    """The form for a call of these sizes; `row_bytes`: of one key as products take it.
 
     Few programs of 2 warps each have little to wait for; programs that hardly fill the device need many keys on
     their way; many programs cover each other's waits. Of AMD's barrier nobody promises that stores of other

@@ -33,11 +33,14 @@ from tokamak.ops.paged_attention.triton_decode import (
     rows_to_merge,
 )
 from tokamak.ops.rope.triton import triton_rotate_and_cache
+from tokamak.ops.rope.triton_stored import stored, takes
 from tokamak.ops.rotate_cache_attend.reference import rotate_cache_attend
 from tokamak.ops.triton_facts import fits, rows_of
 
 BYTES_AHEAD = 24 << 20
 """Bytes that all programs together may ask for ahead: about half of a second cache."""
+FETCHED_BYTES = 16
+"""What is asked for ahead comes in whole pieces of it."""
 VARYING = ("window", "table_blocks", "asked_blocks")
 """Arguments whose numbers make no kernel of their own; of the next, whose alignment makes none."""
 SLICED = ("table_ptr", "lengths_ptr", "positions_ptr", "slots_ptr")
@@ -235,7 +238,9 @@ def _rotate_cache_attend_kernel(
                 k_at + one, one == 0, k_norm_ptr, cos_sin_ptr + new_position * stride_cos_sin_position + one,
                 eps, NORMS_K, DIM, WIDE_DIM, HALF,
             )  # fmt: skip
-            k_new, v_new = k_new.to(k_ptr.dtype.element_ty), v_new.to(v_ptr.dtype.element_ty)
+            # As they will be read: steps after this one see the rounded rows.
+            k_new = stored(k_new, k_ptr.dtype.element_ty)
+            v_new = stored(v_new, v_ptr.dtype.element_ty)
             if slot >= 0:
                 block, row = slot // BLOCK_TOKENS, slot % BLOCK_TOKENS
                 k_to = k_base + block * stride_k_block + row * stride_k_row
@@ -372,7 +377,7 @@ class TritonDecode:
             block_table.stride(1),
         )
         assert strides == (1, 1, 1, 1, 1), f"heads and tables lie in steps of {strides}, not of 1"
-        row_bytes = head_dim * k_cache.element_size()
+        row_bytes = head_dim * max(k_cache.element_size(), qkv.element_size())
         form = self._form or choose_form(requests, kv_heads, row_bytes, qkv.device)
         splits, wide_dim = form.splits, max(triton.next_power_of_2(head_dim), 16)
         arrived = arrivals(qkv.device) if form.merge == "here" and pairs <= COUNTERS else None
@@ -411,10 +416,12 @@ class TritonDecode:
         if self._fetch is None or not together or form.tile % block_tokens:
             return 0
         size = block_tokens * head_dim * k_cache.element_size()
+        if size % FETCHED_BYTES:
+            return 0
         room = BYTES_AHEAD // (pairs * form.splits * 2 * size)
         return min(room, LANES_PER_WARP * form.warps)
 
 
-triton_rotate_cache_attend = rotate_cache_attend.backend("triton", fits=fits)(
+triton_rotate_cache_attend = rotate_cache_attend.backend("triton", fits=fits, takes=takes)(
     TritonDecode().rotate_cache_attend
 )
