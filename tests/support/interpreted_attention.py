@@ -81,16 +81,16 @@ def _forms() -> dict[str, Callable[..., None]]:
     from tokamak.ops.paged_attention.triton_prefill import PrefillForm, paged_prefill
 
     def decode(form):
-        def call(q, k, v, table, lengths, starts, q_width, scale, window, out):
+        def call(q, k, v, table, lengths, starts, q_width, scale, window, out, sinks):
             del starts
-            paged_decode(q, k, v, table, lengths, q_width, scale, window, out, form)
+            paged_decode(q, k, v, table, lengths, q_width, scale, window, out, form, sinks=sinks)
 
         return call
 
-    def prefill(q, k, v, table, lengths, starts, q_width, scale, window, out):
+    def prefill(q, k, v, table, lengths, starts, q_width, scale, window, out, sinks):
         del q_width
         form = PrefillForm(32, 32, 4, 2, one_loop=True)
-        paged_prefill(q, k, v, table, lengths, starts, scale, window, out, form)
+        paged_prefill(q, k, v, table, lengths, starts, scale, window, out, form, sinks)
 
     kinds = (
         triton_paged_attention,

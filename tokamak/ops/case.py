@@ -92,6 +92,13 @@ def coarser(dtype: torch.dtype, cache_dtype: torch.dtype) -> torch.dtype:
     return torch.bfloat16 if torch.bfloat16 in (dtype, cache_dtype) else torch.float32
 
 
+def random_sinks(heads: int, generator: torch.Generator) -> Tensor:
+    """Sinks of heads, [heads] float32: the first takes no share, the last takes all."""
+    sinks = torch.randn(heads, generator=generator) * 3
+    sinks[0], sinks[-1] = -1e9, 1e4
+    return sinks
+
+
 def quarter_turns(angles: Tensor) -> Tensor:
     """The angles, each at the nearest quarter turn below, as cosines and then sines: [..., 2 * angles].
 

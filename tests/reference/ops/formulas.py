@@ -89,7 +89,9 @@ def rotate_and_cache(qkv, positions, cos_sin, k_cache, v_cache, slots, q_norm, k
     return queries, keys, values
 
 
-def paged_attention(q, k_cache, v_cache, table, lengths, starts, q_width, scale, window, out):
+def paged_attention(
+    q, k_cache, v_cache, table, lengths, starts, q_width, scale, window, out, sinks
+):
     del q_width
     queries, keys, values = wide(q), wide(k_cache), wide(v_cache)
     block_tokens = keys.shape[2]
@@ -106,8 +108,10 @@ def paged_attention(q, k_cache, v_cache, table, lengths, starts, q_width, scale,
                 k = np.array([keys[block, head // groups, at] for block, at in places])
                 v = np.array([values[block, head // groups, at] for block, at in places])
                 scores = k @ queries[row, head] * scale
-                shares = np.exp(scores - scores.max())
-                out[row, head] = shares @ v / shares.sum()
+                sink = -np.inf if sinks is None else float(sinks[head])
+                top = max(scores.max(), sink)
+                shares = np.exp(scores - top)
+                out[row, head] = shares @ v / (shares.sum() + np.exp(sink - top))
     return out
 
 

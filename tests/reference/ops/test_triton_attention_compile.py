@@ -146,3 +146,29 @@ def test_kernels_over_fp8_caches_compile_for_both_vendors(compiled, vendor):
     if vendor == "nvidia":
         assert "cvt.rn.satfinite.e4m3x2" in code["_rotate_cache_attend_kernel"]
         assert all("e4m3x2" in code[kernel] for kernel in kernels)
+
+
+@pytest.mark.parametrize("vendor", TARGETS)
+def test_kernels_with_sinks_compile_and_without_them_have_no_place_for_them(compiled, vendor):
+    from tokamak.ops.paged_attention.triton import triton_paged_attention
+    from tokamak.ops.rotate_cache_attend.triton import triton_rotate_cache_attend
+
+    sinks = torch.empty(HEADS, device="meta")
+    several, crowd = arguments_of(REQUESTS["some"]), arguments_of(CROWD)
+    prompts = (several[15], *several[3:5], *several[9:12], 0, *several[13:])
+
+    without = [dict(compiled(vendor, triton_paged_attention, *prompts))]
+    without += [
+        dict(compiled(vendor, triton_rotate_cache_attend, *each)) for each in (several, crowd)
+    ]
+    having = [dict(compiled(vendor, triton_paged_attention, *prompts, sinks))]
+    having += [
+        dict(compiled(vendor, triton_rotate_cache_attend, *each, sinks))
+        for each in (several, crowd)
+    ]
+
+    for name in ("_paged_prefill_kernel", "_rotate_cache_attend_kernel", "_paged_decode_kernel"):
+        plain, other = without[-1][name], having[-1][name]
+        assert plain != other, name
+        if vendor == "nvidia":
+            assert plain.count(".param .u64") + 1 == other.count(".param .u64"), name

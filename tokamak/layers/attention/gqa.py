@@ -7,6 +7,7 @@ projected, where the device has a kernel that rotates, caches and attends at onc
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 
 from tokamak.core.context import StepContext, current
@@ -48,12 +49,15 @@ class GroupedQueryAttention:
     """`heads` query heads share `kv_heads` key and value heads; `window_tokens` 0 sees everything.
 
     `cos_sin` is the model's one table of angles ([positions, rotary_dim] float32). With `head_norms`,
-    queries and keys are normed per head before rotation.
+    queries and keys are normed per head before rotation. With `sinks`, each query head has a learned score beside
+    those of its keys.
     """
 
     q_norm: Vector | None
     k_norm: Vector | None
     """[head_dim] weights of the head norms, parameters of their own."""
+    sinks: Vector | None
+    """[heads] float32, a parameter of its own."""
 
     def __init__(
         self,
@@ -67,6 +71,7 @@ class GroupedQueryAttention:
         eps: float,
         window_tokens: int = 0,
         head_norms: bool = False,
+        sinks: bool = False,
         qkv_bias: bool = False,
         out_bias: bool = False,
     ) -> None:
@@ -75,6 +80,7 @@ class GroupedQueryAttention:
         self.out = Linear(build, heads * head_dim, (width,), bias=out_bias)
         self.q_norm = Vector(build, (head_dim,), around=1.0) if head_norms else None
         self.k_norm = Vector(build, (head_dim,), around=1.0) if head_norms else None
+        self.sinks = Vector(build, (heads,), dtype=torch.float32) if sinks else None
         self._heads, self._head_dim = heads, head_dim
         self._cos_sin = cos_sin
         self._eps = eps
@@ -128,6 +134,11 @@ class GroupedQueryAttention:
             None if self.k_norm is None else self.k_norm.values,
         )
 
+    @property
+    def _sinks(self) -> Tensor | None:
+        """Scores of the sinks."""
+        return None if self.sinks is None else self.sinks.values
+
     def attend(self, q: Tensor, out: Tensor, context: StepContext) -> None:
         """The body of the region: one call for prefill rows, one for decode rows, padding filled.
 
@@ -150,6 +161,7 @@ class GroupedQueryAttention:
                 self._scale,
                 self._window_tokens,
                 mixed,
+                self._sinks,
             )
         hand_back(context, out)
 
@@ -185,5 +197,6 @@ class GroupedQueryAttention:
             self._scale,
             self._window_tokens,
             mixed,
+            self._sinks,
         )
         hand_back(context, out)

@@ -7,7 +7,15 @@ from functools import partial
 
 import torch
 
-from tokamak.ops.case import CACHED_IN, Case, cached_in, other_cache, seeded, tolerance_of
+from tokamak.ops.case import (
+    CACHED_IN,
+    Case,
+    cached_in,
+    other_cache,
+    random_sinks,
+    seeded,
+    tolerance_of,
+)
 
 BLOCKS = 64
 
@@ -26,6 +34,7 @@ class Sizes:
     q_width: int = 1
     window: int = 0
     block_tokens: int = 16
+    sinks: bool = False
 
 
 def _make(
@@ -52,6 +61,7 @@ def _make(
     return (
         q, caches[:, 0], caches[:, 1], table, torch.tensor(lengths, dtype=torch.int32), starts,
         sizes.q_width if sizes.decode else 0, sizes.head_dim**-0.5, sizes.window, torch.full_like(q, float("nan")),
+        random_sinks(sizes.heads, generator) if sizes.sinks else None,
     )  # fmt: skip
 
 
@@ -80,6 +90,12 @@ SIZES = {
     "window of one": Sizes(2, 2, 32, decode=(5,), window=1),
     "large blocks prompt": Sizes(6, 2, 64, prefill=((70, 10),), block_tokens=64),
     "large blocks": Sizes(6, 2, 64, decode=(65, 130), block_tokens=64),
+    "sinks prompt": Sizes(6, 2, 64, prefill=((33, 3), (1, 0), (90, 200)), sinks=True),
+    "sinks": Sizes(6, 2, 64, decode=(1, 40, 250), sinks=True),
+    "sinks drafts": Sizes(6, 2, 64, decode=(3, 250), q_width=3, sinks=True),
+    "window and sinks prompt": Sizes(4, 2, 64, prefill=((40, 0), (5, 170)), window=48, sinks=True),
+    "window and sinks": Sizes(4, 2, 64, decode=(3, 64, 250), window=48, sinks=True),
+    "window and sinks drafts": Sizes(4, 2, 64, decode=(3, 250), q_width=3, window=48, sinks=True),
 }
 
 
@@ -89,12 +105,13 @@ def _no_rows(dtype: torch.dtype) -> tuple[object, ...]:
     none = torch.zeros(0, dtype=torch.int32)
     starts = torch.zeros(1, dtype=torch.int32)
     table = torch.zeros((0, 1), dtype=torch.int32)
-    return q, caches, caches, table, none, starts, 1, 1.0, 0, q.clone()
+    return q, caches, caches, table, none, starts, 1, 1.0, 0, q.clone(), None
 
 
 OTHER_CACHES = (
     "smollm2 block edges", "smollm2 chunks", "smollm2 drafts", "odd heads prompt", "odd heads", "wide heads prompt",
     "wide heads", "window prompt", "window drafts", "large blocks",
+    "window and sinks prompt", "window and sinks drafts",
 )  # fmt: skip
 """Sizes whose caches also come in formats that the rows have not."""
 

@@ -36,6 +36,7 @@ class TritonAttention:
         scale: float,
         window: int,
         out: Tensor,
+        sinks: Tensor | None = None,
     ) -> None:
         """Attend from this step's queries to all cached rows of their own request, causally."""
         if not q.shape[0]:
@@ -55,15 +56,15 @@ class TritonAttention:
             form = triton_decode.choose_form(requests, kv_heads, row_bytes, q.device)
             triton_decode.paged_decode(
                 q, k_cache, v_cache, block_table, lengths, q_width, scale, window, out, form,
-                self._launch,
+                self._launch, sinks,
             )  # fmt: skip
         else:
             form = triton_prefill.choose_form(
                 groups, head_dim, q.element_size(), q.shape[0] // requests
             )
             triton_prefill.paged_prefill(
-                q, k_cache, v_cache, block_table, lengths, query_starts, scale, window, out, form
-            )
+                q, k_cache, v_cache, block_table, lengths, query_starts, scale, window, out, form, sinks
+            )  # fmt: skip
 
 
 triton_paged_attention = paged_attention.backend("triton", fits=fits, takes=takes)(

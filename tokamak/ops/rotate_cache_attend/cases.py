@@ -15,6 +15,7 @@ from tokamak.ops.case import (
     coarser,
     other_cache,
     quarter_turns,
+    random_sinks,
     seeded,
     tolerance_of,
 )
@@ -35,6 +36,7 @@ class Sizes:
     window: int = 0
     rotary_dim: int | None = None
     norms: bool = False
+    sinks: bool = False
     padding: int = 0
     """Requests behind the real ones: zeros that are written nowhere and see a null block of zeros."""
 
@@ -79,6 +81,7 @@ def _make(
     return (
         qkv, positions, cos_sin, caches[:, 0], caches[:, 1], slots, q_norm, k_norm, 1e-6,
         table, lengths, starts, q_width, head_dim**-0.5, sizes.window, out,
+        random_sinks(sizes.heads, generator) if sizes.sinks else None,
     )  # fmt: skip
 
 
@@ -98,13 +101,17 @@ SIZES = {
     "window drafts": Sizes(4, 2, 64, (3, 64, 250), q_width=3, window=48),
     "window of one": Sizes(2, 2, 32, (5, 33), window=1),
     "window of one draft": Sizes(2, 2, 32, (5, 34), q_width=2, window=1),
+    "sinks": Sizes(6, 2, 64, (1, 40, 250), norms=True, sinks=True),
+    "sinks drafts": Sizes(6, 2, 64, (3, 250), q_width=3, sinks=True),
+    "window and sinks": Sizes(4, 2, 64, (3, 64, 250), window=48, sinks=True),
+    "window and sinks drafts": Sizes(4, 2, 64, (3, 250), q_width=3, window=48, sinks=True),
     "padding": Sizes(4, 2, 64, (30, 3), padding=2, norms=True),
     "padding drafts": Sizes(4, 2, 64, (30, 3), q_width=2, padding=1),
 }
 
 OTHER_CACHES = (
     "smollm2 drafts", "seven groups", "half rotated", "odd heads", "wide heads", "window", "window drafts",
-    "padding drafts",
+    "padding drafts", "window and sinks drafts",
 )  # fmt: skip
 """Sizes whose caches also come in formats that the rows have not."""
 
