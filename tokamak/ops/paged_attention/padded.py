@@ -72,8 +72,8 @@ def _one_by_one(
 
 def _rows(cache: Tensor, table: Tensor) -> Tensor:
     """Cached rows side by side, in float32: [requests, kv_heads, blocks * block_tokens, head_dim]."""
-    rows = cache[table.long()].transpose(1, 2).float()
-    return rows.reshape(rows.shape[0], rows.shape[1], -1, rows.shape[4])
+    rows = cache[table.long()].transpose(1, 2)
+    return rows.reshape(rows.shape[0], rows.shape[1], -1, rows.shape[4]).float()
 
 
 def _seen(places: Tensor, at: Tensor, window: int) -> Tensor:
