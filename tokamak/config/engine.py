@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from typing import Literal
 
 DType = Literal["float32", "bfloat16"]
+CacheDType = Literal["float32", "bfloat16", "fp8"]
+"""Number formats of keys and values. fp8 is E4M3 without a scale: numbers beyond 448 become that."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,7 +42,7 @@ class ModelConfig:
     load_format: Literal["auto", "random"]
     seed: int
     dtype: DType
-    """The number format of activations and caches."""
+    """The number format of activations."""
     exact: bool
     """Whether weights must keep every bit the file has: `dtype=float32` was asked for by name."""
     device: str
@@ -57,6 +59,8 @@ class CacheConfig:
     """How much is kept between steps."""
 
     block_tokens: int
+    dtype: CacheDType
+    """The number format of keys and values."""
     arena_bytes: int
     """Bytes for all blocks; the block count follows from the model's rows."""
     blocks: int | None

@@ -82,7 +82,7 @@ def settle_engine(
         reasons=tuple(reasons.lines),
     )
     refuse_combinations(config)
-    block_bytes = cache_block_bytes(model, dtype, cache.block_tokens)
+    block_bytes = cache_block_bytes(model, cache.dtype, cache.block_tokens)
     if block_bytes:
         check_pool(config, (cache.blocks or cache.arena_bytes // block_bytes) - 1)
     return config

@@ -42,6 +42,9 @@ class Model(nn.Module, ABC):
     token_graph: ClassVar[str] = "supported"
     """`supported`, or why steps with prefill rows cannot be recorded."""
 
+    cache_dtypes: ClassVar[tuple[str, ...]] = ()
+    """Formats that its keys and values may have beside the model's own; `kv_cache_dtype` asks for one."""
+
     needs_status: ClassVar[bool] = False
     """Whether metadata needs the previous step's accepted counts on the host, which is worth a wait there."""
 

@@ -87,7 +87,12 @@ def a_core(executor: ScriptedExecutor, **limits: int) -> EngineCore:
                 facts=facts,
             ),
             cache=CacheConfig(
-                block_tokens=4, arena_bytes=1, blocks=None, room_bytes=None, prefix_caching=True
+                block_tokens=4,
+                dtype="float32",
+                arena_bytes=1,
+                blocks=None,
+                room_bytes=None,
+                prefix_caching=True,
             ),
             scheduler=SchedulerConfig(
                 **{
