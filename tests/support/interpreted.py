@@ -1,8 +1,8 @@
 """How far are Triton backends from the reference, when kernels are interpreted on the CPU?
 
 Whether Triton interprets is settled when it is imported, so the cases run in a process of their own.
-Two things of Triton 3.6's interpreter are put right there: it cuts bfloat16 off instead of rounding it, and
-NumPy 2.4 refuses the arrays of one number it makes loop bounds of.
+Two things of Triton 3.6's interpreter are put right there: it cuts bfloat16 and E4M3 off instead of rounding them,
+and NumPy 2.4 refuses the arrays of one number it makes loop bounds of.
 """
 
 from __future__ import annotations
@@ -46,16 +46,26 @@ def cases_at(place: str) -> list[Case]:
 
 
 def mend_interpreter() -> None:
-    """Round float32 to bfloat16 as a device does, and let loops run over numbers that kernels computed."""
+    """Round float32 as a device does, read E4M3, and let loops run over numbers that kernels computed."""
     import triton.language as tl
     from triton.runtime import interpreter
 
     convert, patch = interpreter._convert_float, interpreter._patch_lang_tensor
 
     def rounded(numbers, kind, new_kind, rounding_mode):
-        if (kind, new_kind) != (tl.float32, tl.bfloat16):
+        if kind == tl.float8e4nv:
+            codes = torch.from_numpy(np.array(numbers).view(np.uint8)).view(torch.float8_e4m3fn)
+            wide = codes.float().numpy()
+            if new_kind == tl.float32:
+                return wide.view(np.uint32)
+            if new_kind == tl.float16:
+                return wide.astype(np.float16).view(np.uint16)
+            return rounded(wide, tl.float32, new_kind, rounding_mode)
+        if kind != tl.float32 or new_kind not in (tl.bfloat16, tl.float8e4nv):
             return convert(numbers, kind, new_kind, rounding_mode)
-        wide = torch.from_numpy(np.array(numbers, dtype=np.float32))
+        wide = torch.from_numpy(np.array(numbers).view(np.float32))
+        if new_kind == tl.float8e4nv:
+            return wide.to(torch.float8_e4m3fn).view(torch.uint8).numpy()
         return wide.bfloat16().view(torch.uint16).numpy()
 
     def patched(tensor, scope):

@@ -14,6 +14,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from tokamak.ops.moe_experts.matrix import ExpertMatrix
+from tokamak.ops.quantize.triton import code_of, scale_of
+
 
 @dataclass(frozen=True, slots=True)
 class FewTiles:
@@ -28,10 +31,48 @@ class FewTiles:
 
 
 @triton.jit
+def _rounded(x, INPUTS: tl.constexpr, GROUP: tl.constexpr, POWER_OF_TWO: tl.constexpr):
+    """Numbers [INPUTS] as the 8 bits stand for them that `quantize_rows` makes."""
+    groups = tl.reshape(x, [INPUTS // GROUP, GROUP])
+    scale = scale_of(tl.max(tl.abs(groups), axis=1), POWER_OF_TWO)[:, None]
+    scale = tl.broadcast_to(scale, (INPUTS // GROUP, GROUP))
+    return tl.reshape(code_of(groups, scale).to(tl.float32) * scale, [INPUTS])
+
+
+@triton.jit
+def _products(
+    weight,
+    x,
+    scales_ptr,
+    features,
+    start,
+    COLUMNS: tl.constexpr,
+    FEATURES: tl.constexpr,
+    INPUTS: tl.constexpr,
+    SCALED: tl.constexpr,
+    BLOCK_ROWS: tl.constexpr,
+    BLOCK_COLUMNS: tl.constexpr,
+    GROUP: tl.constexpr,
+):
+    """Weights [FEATURES, INPUTS] that begin at column `start` times x [INPUTS], by the scales of their blocks."""
+    products = weight.to(tl.float32) * x[None, :]
+    if SCALED:
+        SCALE_COLUMNS: tl.constexpr = (COLUMNS + BLOCK_COLUMNS - 1) // BLOCK_COLUMNS
+        of_group = (start + tl.arange(0, INPUTS // GROUP) * GROUP) // BLOCK_COLUMNS
+        of_group = tl.minimum(of_group, SCALE_COLUMNS - 1)
+        places = (features // BLOCK_ROWS)[:, None] * SCALE_COLUMNS + of_group[None, :]
+        groups = tl.reshape(products, [FEATURES, INPUTS // GROUP, GROUP])
+        products = groups * tl.load(scales_ptr + places)[:, :, None]
+        products = tl.reshape(products, [FEATURES, INPUTS])
+    return products
+
+
+@triton.jit
 def _few_gate_up_kernel(
     x_ptr,
     ids_ptr,
     gate_up_ptr,
+    scales_ptr,
     hidden_ptr,
     stride_x_row,
     CHOSEN: tl.constexpr,
@@ -39,12 +80,20 @@ def _few_gate_up_kernel(
     INNER: tl.constexpr,
     FEATURES: tl.constexpr,
     INPUTS: tl.constexpr,
+    SCALED: tl.constexpr,
+    BLOCK_ROWS: tl.constexpr,
+    BLOCK_COLUMNS: tl.constexpr,
+    GROUP: tl.constexpr,
+    POWER_OF_TWO: tl.constexpr,
+    EXPERT_SCALES: tl.constexpr,
 ):
     pair = tl.program_id(1).to(tl.int64)
     expert = tl.load(ids_ptr + pair).to(tl.int64)
     features = tl.program_id(0) * FEATURES + tl.arange(0, FEATURES)
     kept = features < INNER
+    read = tl.minimum(features, INNER - 1)
     gate_ptr = gate_up_ptr + expert * (2 * INNER * WIDTH)
+    expert_scales_ptr = scales_ptr + expert * EXPERT_SCALES
     row_ptr = x_ptr + pair // CHOSEN * stride_x_row
     gates = tl.zeros([FEATURES, INPUTS], tl.float32)
     ups = tl.zeros([FEATURES, INPUTS], tl.float32)
@@ -53,10 +102,18 @@ def _few_gate_up_kernel(
         at = features[:, None] * WIDTH + inputs[None, :]
         inside = kept[:, None] & (inputs < WIDTH)[None, :]
         x = tl.load(row_ptr + inputs, mask=inputs < WIDTH, other=0.0).to(tl.float32)
+        if SCALED:
+            x = _rounded(x, INPUTS, GROUP, POWER_OF_TWO)
         gate = tl.load(gate_ptr + at, mask=inside, other=0.0)
         up = tl.load(gate_ptr + INNER * WIDTH + at, mask=inside, other=0.0)
-        gates += gate.to(tl.float32) * x[None, :]
-        ups += up.to(tl.float32) * x[None, :]
+        gates += _products(
+            gate, x, expert_scales_ptr, read, start, WIDTH, FEATURES, INPUTS,
+            SCALED, BLOCK_ROWS, BLOCK_COLUMNS, GROUP,
+        )  # fmt: skip
+        ups += _products(
+            up, x, expert_scales_ptr, INNER + read, start, WIDTH, FEATURES, INPUTS,
+            SCALED, BLOCK_ROWS, BLOCK_COLUMNS, GROUP,
+        )  # fmt: skip
     gate, up = tl.sum(gates, axis=1), tl.sum(ups, axis=1)
     hidden = gate / (1.0 + tl.exp(-gate)) * up
     tl.store(hidden_ptr + pair * INNER + features, hidden, mask=kept)
@@ -68,16 +125,24 @@ def _few_down_kernel(
     ids_ptr,
     weights_ptr,
     down_ptr,
+    scales_ptr,
     out_ptr,
     CHOSEN: tl.constexpr,
     WIDTH: tl.constexpr,
     INNER: tl.constexpr,
     FEATURES: tl.constexpr,
     INPUTS: tl.constexpr,
+    SCALED: tl.constexpr,
+    BLOCK_ROWS: tl.constexpr,
+    BLOCK_COLUMNS: tl.constexpr,
+    GROUP: tl.constexpr,
+    POWER_OF_TWO: tl.constexpr,
+    EXPERT_SCALES: tl.constexpr,
 ):
     row = tl.program_id(1).to(tl.int64)
     features = tl.program_id(0) * FEATURES + tl.arange(0, FEATURES)
     kept = features < WIDTH
+    read = tl.minimum(features, WIDTH - 1)
     total = tl.zeros([FEATURES, INPUTS], tl.float32)
     for slot in tl.static_range(CHOSEN):
         pair = row * CHOSEN + slot
@@ -89,8 +154,13 @@ def _few_down_kernel(
             inside = kept[:, None] & (inputs < INNER)[None, :]
             weight = tl.load(down_ptr + expert * (WIDTH * INNER) + at, mask=inside, other=0.0)
             hidden_ptrs = hidden_ptr + pair * INNER + inputs
-            hidden = tl.load(hidden_ptrs, mask=inputs < INNER, other=0.0)
-            total += weight.to(tl.float32) * (hidden * share)[None, :]
+            hidden = tl.load(hidden_ptrs, mask=inputs < INNER, other=0.0).to(tl.float32)
+            if SCALED:
+                hidden = _rounded(hidden, INPUTS, GROUP, POWER_OF_TWO)
+            total += _products(
+                weight, hidden * share, scales_ptr + expert * EXPERT_SCALES, read, start, INNER,
+                FEATURES, INPUTS, SCALED, BLOCK_ROWS, BLOCK_COLUMNS, GROUP,
+            )  # fmt: skip
     tl.store(out_ptr + row * WIDTH + features, tl.sum(total, axis=1), mask=kept)
 
 
@@ -101,40 +171,52 @@ def experts_of_few(
     x: Tensor,
     ids: Tensor,
     weights: Tensor,
-    gate_up: Tensor,
-    down: Tensor,
+    gate_up: ExpertMatrix,
+    down: ExpertMatrix,
     tiles: FewTiles = DEFAULT_TILES,
 ) -> Tensor:
-    """The weighted sum over experts; arguments are those of `moe_experts`, with at least one row."""
+    """The weighted sum over experts; arguments are those of the ops, with at least one row."""
     hidden = pass_few_gate_up(x, ids, gate_up, tiles)
     return pass_few_down(hidden, ids, weights, down, tiles, x.dtype)
 
 
-def pass_few_gate_up(x: Tensor, ids: Tensor, gate_up: Tensor, tiles: FewTiles) -> Tensor:
-    """silu(gate(x)) * up(x) of every pair, float32 [pairs, inner]."""
+def pass_few_gate_up(x: Tensor, ids: Tensor, gate_up: ExpertMatrix, tiles: FewTiles) -> Tensor:
+    """silu(gate(x)) * up(x) of every pair, [pairs, inner] in float32, or in the dtype of x if it is to be rounded."""
     pairs, chosen = ids.numel(), ids.shape[1]
-    _, both, width = gate_up.shape
+    _, both, width = gate_up.values.shape
     inner = both // 2
-    hidden = torch.empty((pairs, inner), dtype=torch.float32, device=x.device)
+    kind = torch.float32 if gate_up.scales is None else x.dtype
+    hidden = torch.empty((pairs, inner), dtype=kind, device=x.device)
     _few_gate_up_kernel[(triton.cdiv(inner, tiles.gate_up_features), pairs)](
-        x, ids, gate_up, hidden, x.stride(0),
+        x, ids, gate_up.values, gate_up.pointer, hidden, x.stride(0),
         CHOSEN=chosen, WIDTH=width, INNER=inner, FEATURES=tiles.gate_up_features,
-        INPUTS=min(tiles.gate_up_inputs, triton.next_power_of_2(width)),
-        num_warps=tiles.gate_up_warps,
+        INPUTS=_inputs(tiles.gate_up_inputs, gate_up), num_warps=tiles.gate_up_warps,
+        **gate_up.constants(),
     )  # fmt: skip
     return hidden
 
 
 def pass_few_down(
-    hidden: Tensor, ids: Tensor, weights: Tensor, down: Tensor, tiles: FewTiles, dtype: torch.dtype
+    hidden: Tensor,
+    ids: Tensor,
+    weights: Tensor,
+    down: ExpertMatrix,
+    tiles: FewTiles,
+    dtype: torch.dtype,
 ) -> Tensor:
     """down(hidden) by weight, added over each row's experts: [rows, width] in a dtype."""
     rows, chosen = ids.shape
-    _, width, inner = down.shape
+    _, width, inner = down.values.shape
     out = torch.empty((rows, width), dtype=dtype, device=hidden.device)
     _few_down_kernel[(triton.cdiv(width, tiles.down_features), rows)](
-        hidden, ids, weights, down, out,
+        hidden, ids, weights, down.values, down.pointer, out,
         CHOSEN=chosen, WIDTH=width, INNER=inner, FEATURES=tiles.down_features,
-        INPUTS=min(tiles.down_inputs, triton.next_power_of_2(inner)), num_warps=tiles.down_warps,
+        INPUTS=_inputs(tiles.down_inputs, down), num_warps=tiles.down_warps, **down.constants(),
     )  # fmt: skip
     return out
+
+
+def _inputs(most: int, matrix: ExpertMatrix) -> int:
+    """Columns a program has on their way: whole groups, no more than there are."""
+    at_most = min(most, triton.next_power_of_2(matrix.values.shape[2]))
+    return at_most if matrix.scales is None else max(at_most, matrix.group)
