@@ -8,6 +8,7 @@ stay in the model's dtype, so how the makers meant to round them is of no effect
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from math import prod
@@ -19,6 +20,8 @@ from tokamak.errors import CheckpointError, UnsupportedModelError
 
 FIELDS = ("quantization_config", "compression_config")
 WEIGHT = ".weight"
+PLAIN_MODULES = ("embed_tokens", "lm_head", "gate")
+"""Embeddings, heads and routers, which nobody stores in 8 bits."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,12 +32,31 @@ class Scheme:
     """The name of a weight's scales, in place of `weight`."""
     block: tuple[int, int] | None
     """Rows and columns that share a scale; None for one scale a row or a tensor, as its shape says."""
+    left_out: tuple[str, ...] = ()
+    """Modules whose weights stay as they were: whole names or their ends, or behind `re:` a pattern."""
+
+    def covers(self, name: str, shape: tuple[int, ...]) -> bool:
+        """Whether a checkpoint made so has this tensor in 8 bits: a linear layer's matrix that is not left out."""
+        module = name.removesuffix(WEIGHT)
+        return (
+            name.endswith(WEIGHT)
+            and len(shape) == 2
+            and module.rsplit(".", 1)[-1] not in PLAIN_MODULES
+            and not any(_names(left, module) for left in self.left_out)
+        )
+
+
+def _names(left: str, module: str) -> bool:
+    """Whether an entry of a list of exceptions means a module, or one that holds it."""
+    if left.startswith("re:"):
+        return re.match(left[3:], module) is not None
+    return f".{left}." in f".{module}."
 
 
 def join_scales(
     path: Path, config: Mapping[str, Any], entries: Mapping[str, TensorEntry]
-) -> tuple[dict[str, Any], dict[str, TensorEntry]]:
-    """The config without what is said about scales, and the entries with each weight's scales in it.
+) -> tuple[dict[str, Any], dict[str, TensorEntry], Scheme | None]:
+    """The config without what is said about scales, the entries with each weight's scales in it, and what was said.
 
     Raises:
         CheckpointError: a weight's scales are missing or have another shape than its blocks make.
@@ -43,14 +65,14 @@ def join_scales(
     rest = {name: value for name, value in config.items() if name not in FIELDS}
     said = next((config[name] for name in FIELDS if config.get(name)), None)
     if said is None:
-        return rest, dict(entries)
+        return rest, dict(entries), None
     scheme = _scheme(path, said)
     joined = dict(entries)
     for name, entry in entries.items():
         if entry.format.name in SCALED_FORMATS and name.endswith(WEIGHT):
             scales = joined.pop(name.removesuffix("weight") + scheme.suffix, None)
             joined[name] = _with_scales(entry, scales, scheme)
-    return rest, joined
+    return rest, joined, scheme
 
 
 def _scheme(path: Path, said: Any) -> Scheme:
@@ -69,7 +91,8 @@ def _scheme(path: Path, said: Any) -> Scheme:
             hint="read are fp8 with activation_scheme dynamic, and compressed-tensors of 8-bit floats; else use "
             "the unquantised model, or a GGUF of it",
         )
-    return found
+    left_out = said.get("modules_to_not_convert") or said.get("ignore") or ()
+    return replace(found, left_out=tuple(str(name) for name in left_out))
 
 
 def _of_fp8(said: Mapping[str, Any]) -> Scheme | None:

@@ -10,8 +10,7 @@ from tokamak.ops.moe_experts.reference import moe_experts, scaled_experts
 from tokamak.ops.moe_experts.triton_few import experts_of_few
 from tokamak.ops.moe_experts.triton_grouped import grouped_experts
 from tokamak.ops.quant_linear.reference import ScaleBlocks
-from tokamak.ops.quantize.fits import fits as fits_scaled
-from tokamak.ops.triton_facts import fits, rows_of
+from tokamak.ops.triton_facts import fits, fits_e4m3, rows_of
 
 FEW_PAIRS = 16
 """Up to so many pairs, few share an expert, and two launches cost less than reading one twice."""
@@ -25,7 +24,7 @@ def triton_moe_experts(
     return _experts(x, ids, weights, ExpertMatrix(gate_up), ExpertMatrix(down))
 
 
-@scaled_experts.backend("triton", fits=fits_scaled)
+@scaled_experts.backend("triton", fits=fits_e4m3)
 def triton_scaled_experts(
     x: Tensor,
     ids: Tensor,

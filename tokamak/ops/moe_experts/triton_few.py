@@ -218,5 +218,5 @@ def pass_few_down(
 
 def _inputs(most: int, matrix: ExpertMatrix) -> int:
     """Columns a program has on their way: whole groups, no more than there are."""
-    at_most = min(most, triton.next_power_of_2(matrix.values.shape[2]))
+    at_most = int(min(most, triton.next_power_of_2(matrix.values.shape[2])))
     return at_most if matrix.scales is None else max(at_most, matrix.group)

@@ -8,12 +8,11 @@ from torch import Tensor
 from tokamak.ops.quant_linear.reference import ScaleBlocks, group_of, scaled_linear
 from tokamak.ops.quant_linear.triton_few import FEW_ROWS, multiply_few
 from tokamak.ops.quant_linear.triton_many import multiply_many
-from tokamak.ops.quantize.fits import fits
 from tokamak.ops.quantize.triton import triton_quantize_rows
-from tokamak.ops.triton_facts import rows_of
+from tokamak.ops.triton_facts import fits_e4m3, rows_of
 
 
-@scaled_linear.backend("triton", fits=fits)
+@scaled_linear.backend("triton", fits=fits_e4m3)
 def triton_scaled_linear(
     x: Tensor, codes: Tensor, scales: Tensor, blocks: ScaleBlocks, out_dtype: torch.dtype
 ) -> Tensor:

@@ -8,9 +8,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from tokamak.ops.quantize.fits import fits
 from tokamak.ops.quantize.reference import quantize_rows
-from tokamak.ops.triton_facts import rows_of
+from tokamak.ops.triton_facts import fits_e4m3, rows_of
 
 PROGRAM_COLUMNS = 2048
 COLUMNS_PER_WARP = 512
@@ -56,7 +55,7 @@ def _quantize_kernel(
     tl.store(scales_ptr + row * groups + group, scale, mask=group < groups)
 
 
-@quantize_rows.backend("triton", fits=fits)
+@quantize_rows.backend("triton", fits=fits_e4m3)
 def triton_quantize_rows(x: Tensor, group: int, power_of_two: bool) -> tuple[Tensor, Tensor]:
     """Round each row to E4M3; groups are powers of two."""
     x = rows_of(x)
