@@ -105,7 +105,7 @@ def load_model(
     return LoadReport(
         parameters=sum(prod(entry.shape) for entry in entries),
         tensors=len(entries),
-        stored_bytes=sum(entry.nbytes for entry in entries),
+        stored_bytes=sum(entry.bytes_with_scales for entry in entries),
         unused=unused,
         seconds=time.perf_counter() - began,
     )

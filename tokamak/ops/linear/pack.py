@@ -13,7 +13,7 @@ from functools import partial
 
 import torch
 
-from tokamak.core.weight import DenseWeight, GroupedWeight, ScaledWeight, Weight
+from tokamak.core.weight import DenseWeight, GroupedWeight, PackedWeight, ScaledWeight, Weight
 from tokamak.device.facts import DeviceFacts
 from tokamak.errors import NoBackendError
 from tokamak.ops.linear.device import DeviceLinear, to_device
@@ -57,8 +57,8 @@ def pack_with_reason(
     Raises:
         NoBackendError: the preferred form does not exist or does not fit.
     """
-    if isinstance(weight, ScaledWeight):
-        # No product of ours takes 8-bit floating-point numbers: they are widened once.
+    if isinstance(weight, ScaledWeight | PackedWeight):
+        # No product of ours takes floating-point numbers of 8 or 4 bits: they are widened once.
         weight = DenseWeight(weight.dense(dtype))
     if facts.vendor != "cpu":
         return _pack_on_device(weight, dtype=dtype, facts=facts, prefer=prefer, device=device)
