@@ -42,6 +42,11 @@ def float_of_ue8m0(scales: Tensor) -> Tensor:
     return torch.where(exponents == 255, _NAN_BITS, bits).view(torch.float32)
 
 
+def factors_of(scales: Tensor) -> Tensor:
+    """Scales of any dtype as the float32 numbers they stand for."""
+    return float_of_ue8m0(scales) if scales.dtype == UE8M0 else scales.float()
+
+
 def e2m1_of(numbers: Tensor) -> Tensor:
     """The nearest E2M1 codes, halfway cases to the even code: float32 to uint8, 0 to 15.
 

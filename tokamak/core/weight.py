@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from tokamak.core.minifloat import UE8M0, float_of_e2m1, float_of_ue8m0, unpack_nibbles
+from tokamak.core.minifloat import UE8M0, factors_of, float_of_e2m1, unpack_nibbles
 
 GROUP_COLUMNS = 32
 """Columns that share a scale in the 4- and 8-bit block formats of GGUF."""
@@ -117,11 +117,6 @@ class PackedWeight:
 
 
 Weight = DenseWeight | GroupedWeight | ScaledWeight | PackedWeight
-
-
-def factors_of(scales: Tensor) -> Tensor:
-    """Scales as the float32 numbers they stand for."""
-    return float_of_ue8m0(scales) if scales.dtype == UE8M0 else scales
 
 
 def concatenate(parts: list[Weight] | tuple[Weight, ...]) -> Weight:

@@ -27,6 +27,7 @@ from tokamak.core.minifloat import (
     E2M1_MOST,
     E4M3_MOST,
     e2m1_of,
+    factors_of,
     float_of_e2m1,
     float_of_ue8m0,
     pack_nibbles,
@@ -53,8 +54,8 @@ def encode_fp8(x: Tensor, block: int = FP8_BLOCK) -> tuple[Tensor, Tensor]:
 
 
 def decode_fp8(codes: Tensor, scales: Tensor) -> Tensor:
-    """What `encode_fp8` makes, as float32 [..., n]; the block is what codes and scales have it to be."""
-    return _scaled(codes.float(), float_of_ue8m0(scales))
+    """Codes [..., n] times the scale [..., blocks] of their block, float32 [..., n]; scales of any dtype."""
+    return _scaled(codes.float(), scales)
 
 
 def encode_mxfp4(x: Tensor) -> tuple[Tensor, Tensor]:
@@ -63,11 +64,6 @@ def encode_mxfp4(x: Tensor) -> tuple[Tensor, Tensor]:
     scales = ue8m0_at_least(largest.clamp(min=MXFP4_LEAST) * (1 / E2M1_MOST))
     codes = e2m1_of(blocks / float_of_ue8m0(scales).unsqueeze(-1))
     return pack_nibbles(codes.flatten(-2)), scales
-
-
-def decode_mxfp4(packed: Tensor, scales: Tensor) -> Tensor:
-    """What `encode_mxfp4` makes, as float32 [..., n]."""
-    return _scaled(float_of_e2m1(unpack_nibbles(packed)), float_of_ue8m0(scales))
 
 
 def encode_nvfp4(x: Tensor) -> tuple[Tensor, Tensor]:
@@ -79,9 +75,9 @@ def encode_nvfp4(x: Tensor) -> tuple[Tensor, Tensor]:
     return pack_nibbles(codes.flatten(-2)), scales
 
 
-def decode_nvfp4(packed: Tensor, scales: Tensor) -> Tensor:
-    """What `encode_nvfp4` makes, as float32 [..., n]."""
-    return _scaled(float_of_e2m1(unpack_nibbles(packed)), scales.float())
+def decode_fp4(packed: Tensor, scales: Tensor) -> Tensor:
+    """Packed codes [..., n / 2] times the scale [..., blocks] of their block, float32 [..., n]: MXFP4 and NVFP4."""
+    return _scaled(float_of_e2m1(unpack_nibbles(packed)), scales)
 
 
 def fp8_scales(largest: Tensor) -> Tensor:
@@ -105,4 +101,4 @@ def _scaled(numbers: Tensor, scales: Tensor) -> Tensor:
     """numbers: [..., n] times the scale [..., blocks] of its block; float32."""
     blocks = scales.shape[-1]
     wide = numbers.unflatten(-1, (blocks, numbers.shape[-1] // blocks))
-    return (wide * scales.unsqueeze(-1)).flatten(-2)
+    return (wide * factors_of(scales).unsqueeze(-1)).flatten(-2)

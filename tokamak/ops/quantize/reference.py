@@ -10,9 +10,8 @@ from __future__ import annotations
 from torch import Tensor
 
 from tokamak.ops.quantize.blocks import (
+    decode_fp4,
     decode_fp8,
-    decode_mxfp4,
-    decode_nvfp4,
     encode_fp8,
     encode_mxfp4,
     encode_nvfp4,
@@ -35,7 +34,7 @@ def fake_mxfp4(x: Tensor) -> Tensor:
 
     A second round trip changes nothing.
     """
-    return decode_mxfp4(*encode_mxfp4(x)).to(x.dtype)
+    return decode_fp4(*encode_mxfp4(x)).to(x.dtype)
 
 
 @op
@@ -45,4 +44,4 @@ def fake_nvfp4(x: Tensor) -> Tensor:
     A second round trip changes nothing, but for blocks whose largest size is between 9 and 10 times 2^-9: their scale
     of 2^-8 is so far above what was wanted that the largest code becomes 4, from which the scale 2^-9 is computed.
     """
-    return decode_nvfp4(*encode_nvfp4(x)).to(x.dtype)
+    return decode_fp4(*encode_nvfp4(x)).to(x.dtype)
