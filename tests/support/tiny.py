@@ -14,7 +14,7 @@ from safetensors.torch import save_file
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from torch import Tensor
 
-from tokamak.quant.scaled import scaled_weight
+from tokamak.quant.weights import fp8_weight
 
 VOCAB_TOKENS = 320
 END_OF_TEXT, START_OF_TURN, END_OF_TURN = 0, 1, 2
@@ -197,7 +197,7 @@ def write_scaled_checkpoint(
     """Write a checkpoint whose projections are 8-bit numbers with a scale per block."""
     tensors = tiny_weights(config)
     for name in [name for name in tensors if name.endswith("_proj.weight")]:
-        scaled = scaled_weight(tensors[name], block)
+        scaled = fp8_weight(tensors[name], block, powers_of_two=False)
         tensors[name] = scaled.codes
         tensors[name.removesuffix("weight") + "weight_scale_inv"] = scaled.scales
     write_checkpoint(folder, config)

@@ -24,11 +24,13 @@ from tokamak.checkpoint.source import Checkpoint
 from tokamak.checkpoint.upload import Uploader
 from tokamak.core.weight import DenseWeight, Weight
 from tokamak.errors import CheckpointError, UnsupportedModelError
-from tokamak.quant.scaled import scaled_weight
+from tokamak.quant.weights import fp8_weight, mxfp4_weight
 
 log = logging.getLogger(__name__)
 
 HEAD = "lm_head.weight"
+
+EXPERTS = ".experts."
 
 EMBEDDING = "model.embed_tokens.weight"
 
@@ -107,7 +109,7 @@ def load_model(
     return LoadReport(
         parameters=sum(prod(entry.shape) for entry in entries),
         tensors=len(entries),
-        stored_bytes=sum(entry.nbytes for entry in entries),
+        stored_bytes=sum(entry.bytes_with_scales for entry in entries),
         unused=unused,
         seconds=time.perf_counter() - began,
     )
@@ -154,11 +156,20 @@ def as_stored(
 ) -> list[Weight]:
     """Weights in the number format that checkpoint tensors of these names have under a scheme."""
     return [
-        scaled_weight(part.values, scheme.block or (1, part.shape[1]))
-        if scheme is not None and isinstance(part, DenseWeight) and scheme.covers(name, part.shape)
-        else part
+        part
+        if scheme is None or not isinstance(part, DenseWeight)
+        else _quantised(part, name, scheme)
         for part, name in zip(parts, sources, strict=True)
     ]
+
+
+def _quantised(weight: DenseWeight, name: str, scheme: Scheme) -> Weight:
+    if not scheme.covers(name, weight.shape):
+        return weight
+    if scheme.packed and EXPERTS in name:
+        return mxfp4_weight(weight.values)
+    block = scheme.block or (1, weight.shape[1])
+    return fp8_weight(weight.values, block, powers_of_two=scheme.powers)
 
 
 def _end_loading(device: torch.device) -> None:

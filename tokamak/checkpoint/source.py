@@ -28,7 +28,9 @@ from tokamak.errors import CheckpointError, ModelNotFoundError, UnsupportedModel
 
 CONFIG = "config.json"
 
-STORED_NAMES = {"F32": "float32", "BF16": "bfloat16", "F16": "float16", "F8_E4M3": "float8"}
+STORED_NAMES = {
+    "F32": "float32", "BF16": "bfloat16", "F16": "float16", "F8_E4M3": "float8", "E2M1": "float4",
+}  # fmt: skip
 """How plain formats are called in facts; block formats keep their GGUF names."""
 
 
@@ -90,7 +92,7 @@ class Checkpoint:
         entries = self._entries.values()
         bytes_by_format: Counter[str] = Counter()
         for entry in entries:
-            bytes_by_format[entry.format.name] += entry.nbytes
+            bytes_by_format[entry.format.name] += entry.bytes_with_scales
         if entries:
             main = bytes_by_format.most_common(1)[0][0]
             stored, weight_bytes = STORED_NAMES.get(main, main), bytes_by_format.total()

@@ -8,6 +8,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from tokamak.core.minifloat import UE8M0, factors_of
 from tokamak.core.weight import DenseWeight, ScaledWeight, Weight
 from tokamak.layers.build import Build
 from tokamak.layers.linear import Linear
@@ -71,7 +72,7 @@ class StackedExperts:
             f"{len(shapes)} parts for experts of {len(self._part_shapes)}, or of other shapes: {set(shapes)}"
         )
         scaled = [part for part in parts if isinstance(part, ScaledWeight)]
-        if self._keeps_8_bits and len(scaled) == len(parts) and _fit(scaled):
+        if self._keeps_8_bits and len(scaled) == len(parts) and _fit(scaled, self._shape[0]):
             self._scaled = _stacked(scaled, self._shape, self._device)
             return
         values = torch.empty(self._shape, dtype=self._dtype, device=self._device)
@@ -112,12 +113,15 @@ def _keeps_8_bits(build: Build) -> bool:
     return build.dtype.itemsize == 2 and scaled_experts.bind(build.facts)[1].backend != REFERENCE
 
 
-def _fit(parts: Sequence[ScaledWeight]) -> bool:
-    """Whether parts of experts are of one kind, end where blocks do, and have blocks that suit groups of columns."""
+def _fit(parts: Sequence[ScaledWeight], experts: int) -> bool:
+    """Whether parts are of one kind, with blocks that suit groups of columns, and no block holds rows of two of them."""
     blocks = ScaleBlocks(*parts[0].block)
+    each = len(parts) // experts
     return (
         len({part.block for part in parts}) == 1
-        and all(part.shape[0] % blocks.rows == 0 for part in parts)
+        and all(
+            part.shape[0] % blocks.rows == 0 for at, part in enumerate(parts) if (at + 1) % each
+        )
         and group_of(blocks, parts[0].shape[1]) is not None
     )
 
@@ -129,9 +133,13 @@ def _stacked(
     experts, rows, width = shape
     block_rows, block_columns = parts[0].block
     # Blocks of whole rows are as wide as any row, so that those of both matrices of an expert are alike.
-    blocks = ScaleBlocks(block_rows, block_columns if block_columns < width else WHOLE_ROW)
+    blocks = ScaleBlocks(
+        block_rows,
+        block_columns if block_columns < width else WHOLE_ROW,
+        all(part.scales.dtype == UE8M0 for part in parts),
+    )
     codes = torch.empty((experts * rows, width), dtype=torch.float8_e4m3fn, device=device)
-    scales = torch.cat([part.scales.to(device) for part in parts])
+    scales = torch.cat([factors_of(part.scales).to(device) for part in parts])
     for place, part in zip(codes.split([part.shape[0] for part in parts]), parts, strict=True):
         place.copy_(part.codes)
     return ScaledExperts(codes.view(shape), scales.view(experts, -1, scales.shape[1]), blocks)

@@ -18,7 +18,7 @@ from tokamak.ops.quant_linear import ScaleBlocks, group_of, scaled_linear
 from tokamak.ops.quant_linear.cases import scaled_linear_cases
 from tokamak.ops.quant_linear.reference import fake_quantized, widened
 from tokamak.ops.quantize import quantize_rows
-from tokamak.quant.scaled import scaled_weight
+from tokamak.quant.weights import fp8_weight
 
 load_backends()
 
@@ -28,6 +28,10 @@ E4M3 = np.concatenate(
     [sign * np.array([0, *(m / 8 * 2.0**-6 for m in range(1, 8)), *((1 + m / 8) * 2.0 ** (e - 7) for e in range(1, 16) for m in range(8))])[:-1] for sign in (1, -1)]
 )  # fmt: skip
 """Every number of E4M3, from its definition."""
+
+
+def scaled_weight(values, block):
+    return fp8_weight(values, block, powers_of_two=False)
 
 
 def numbers(*shape, seed=0):

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from tokamak.core.minifloat import UE8M0, factors_of
 from tokamak.core.weight import ScaledWeight, Weight
 from tokamak.device.facts import DeviceFacts
 from tokamak.ops.activation import silu_mul
@@ -170,8 +171,8 @@ class ScaledLinear(FusedLinear):
 
     def __init__(self, weight: ScaledWeight, facts: DeviceFacts) -> None:
         super().__init__(facts)
-        self._codes, self._scales = weight.codes.contiguous(), weight.scales.contiguous()
-        self._blocks = ScaleBlocks(*weight.block)
+        self._codes, self._scales = weight.codes.contiguous(), factors_of(weight.scales)
+        self._blocks = ScaleBlocks(*weight.block, weight.scales.dtype == UE8M0)
         self._scaled_linear, choice = scaled_linear.bind(facts)
         self.choices = (choice, *self.choices)
 

@@ -15,7 +15,7 @@ from functools import partial
 
 import torch
 
-from tokamak.core.weight import DenseWeight, GroupedWeight, ScaledWeight, Weight
+from tokamak.core.weight import DenseWeight, GroupedWeight, PackedWeight, ScaledWeight, Weight
 from tokamak.device.facts import DeviceFacts
 from tokamak.errors import NoBackendError
 from tokamak.ops.linear.device import DeviceLinear, ScaledLinear, scaled_to_device, to_device
@@ -65,8 +65,8 @@ def pack_with_reason(
         prefer = None  # Weights that are not stored so keep a form of their own.
     if facts.vendor != "cpu":
         return _pack_on_device(weight, dtype=dtype, facts=facts, prefer=prefer, device=device)
-    if isinstance(weight, ScaledWeight):
-        # A CPU widens 8-bit floating-point numbers once, unless it is to compute what a GPU does.
+    if isinstance(weight, ScaledWeight | PackedWeight):
+        # A CPU widens floating-point numbers of 8 and 4 bits once, unless it is to compute what a GPU does.
         weight = DenseWeight(weight.dense(dtype))
     forms = forms_for(weight, dtype=dtype, exact=exact, facts=facts, head=head)
     if prefer is not None:

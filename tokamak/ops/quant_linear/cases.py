@@ -9,7 +9,7 @@ from torch import Tensor
 
 from tokamak.ops.case import Case, seeded, tolerance_of
 from tokamak.ops.quant_linear.reference import ScaleBlocks
-from tokamak.ops.quantize.reference import LARGEST, rounded_up
+from tokamak.ops.quantize.blocks import e4m3_of
 
 ROWS = (0, 1, 3, 8, 17, 40)
 SQUARE, PER_ROW, SMALL = (128, 128), (1, 1 << 20), (32, 32)
@@ -32,9 +32,8 @@ def scaled_numbers(
     scales = torch.rand((*shape[:-2], down, right), generator=generator).add(0.5)
     scales *= columns**-0.5 / 100
     if blocks.power_of_two:
-        scales = rounded_up(scales)
-    codes = torch.randn(shape, generator=generator).mul(100).clamp(-LARGEST, LARGEST)
-    return codes.to(torch.float8_e4m3fn), scales
+        scales = scales.log2().ceil().exp2()
+    return e4m3_of(torch.randn(shape, generator=generator).mul(100)), scales
 
 
 def _make(

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from tokamak.ops.quantize.reference import quantize_rows
+from tokamak.ops.quantize.rows import quantize_rows
 from tokamak.ops.registry import op
 
 GROUP = 128

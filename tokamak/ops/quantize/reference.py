@@ -1,40 +1,47 @@
-"""Rows to E4M3 in plain PyTorch: a scale per row and group of columns, as products of 8 bits take them."""
+"""Round trips through the block formats in plain PyTorch: what a cache that keeps them gives back.
+
+DeepSeek V4.1 was trained with these in its forward, so they are part of the model and not a choice of the engine.
+Every result is a number of bfloat16: a cache may keep the codes and scales, or the results themselves, without a difference.
+Formats, and what becomes of infinities and NaN: `tokamak/ops/quantize/blocks.py`.
+"""
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor
-from torch.nn import functional
 
+from tokamak.ops.quantize.blocks import (
+    decode_fp4,
+    decode_fp8,
+    encode_fp8,
+    encode_mxfp4,
+    encode_nvfp4,
+)
 from tokamak.ops.registry import op
-
-LARGEST = 448.0
-"""The largest number of E4M3."""
-LEAST = 1e-4
-"""Groups of smaller numbers get the scale of this one."""
 
 
 @op
-def quantize_rows(x: Tensor, group: int, power_of_two: bool) -> tuple[Tensor, Tensor]:
-    """Round each row to E4M3 (float8_e4m3fn), groups of `group` columns by a scale of their own.
+def fake_fp8(x: Tensor, block: int = 32) -> Tensor:
+    """E4M3 with a power of two a block; x: [..., n], n whole blocks. Returns a new tensor of x's shape and dtype.
 
-    A scale is the group's largest magnitude, at least LEAST, over 448; with `power_of_two` it is rounded up to a
-    power of two, as DeepSeek's checkpoints of UE8M0 scales were trained with. Numbers are divided by it, cut to
-    448 and rounded to the nearest, ties to even.
-
-    x: [rows, columns] of floats. Returns codes [rows, columns], and scales [rows, columns / group], rounded up, float32:
-    x is about code * scale.
+    A second round trip changes nothing.
     """
-    rows, columns = x.shape
-    groups = -(-columns // group)
-    wide = functional.pad(x.float(), (0, groups * group - columns)).view(rows, groups, group)
-    scales = wide.abs().amax(-1).clamp_min(LEAST) * (1.0 / LARGEST)
-    if power_of_two:
-        scales = rounded_up(scales)
-    codes = (wide / scales.unsqueeze(-1)).clamp(-LARGEST, LARGEST).to(torch.float8_e4m3fn)
-    return codes.view(rows, groups * group)[:, :columns].contiguous(), scales
+    return decode_fp8(*encode_fp8(x, block)).to(x.dtype)
 
 
-def rounded_up(scales: Tensor) -> Tensor:
-    """Positive normal float32 numbers, each rounded up to a power of two."""
-    return ((scales.view(torch.int32) + 0x7FFFFF) & 0x7F800000).view(torch.float32)
+@op
+def fake_mxfp4(x: Tensor) -> Tensor:
+    """E2M1 with a power of two per 32; x: [..., n], n whole blocks. Returns a new tensor of x's shape and dtype.
+
+    A second round trip changes nothing.
+    """
+    return decode_fp4(*encode_mxfp4(x)).to(x.dtype)
+
+
+@op
+def fake_nvfp4(x: Tensor) -> Tensor:
+    """E2M1 with an E4M3 scale per 16; x: [..., n], n whole blocks. Returns a new tensor of x's shape and dtype.
+
+    A second round trip changes nothing, but for blocks whose largest size is between 9 and 10 times 2^-9: their scale
+    of 2^-8 is so far above what was wanted that the largest code becomes 4, from which the scale 2^-9 is computed.
+    """
+    return decode_fp4(*encode_nvfp4(x)).to(x.dtype)

@@ -8,7 +8,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from tokamak.ops.quantize.reference import quantize_rows
+from tokamak.ops.quantize.rows import quantize_rows
 from tokamak.ops.triton_facts import fits_e4m3, rows_of
 
 PROGRAM_COLUMNS = 2048
