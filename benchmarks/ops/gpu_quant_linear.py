@@ -18,10 +18,9 @@ import torch
 import triton
 from torch import Tensor
 from torch.nn import functional
-from torch.nn.functional import ScalingType, SwizzleType, scaled_mm
 
 from tokamak.ops.case import difference
-from tokamak.ops.quant_linear import ScaleBlocks, scaled_linear
+from tokamak.ops.quant_linear import ScaleBlocks, library, scaled_linear
 from tokamak.ops.quant_linear.cases import scaled_numbers
 from tokamak.ops.quant_linear.triton import triton_scaled_linear
 from tokamak.ops.quant_linear.triton_few import FEW_ROWS, FewTile, multiply_few
@@ -37,7 +36,8 @@ MATRICES = {
 }
 CACHE_BYTES = 200 << 20
 BYTES_PER_US, FLOPS_PER_US = 4.15e6, 1.31e9
-FEW = [FewTile(*each) for each in product((16, 32, 64), (1, 2, 4, 8), (2, 4))]
+FEW = [FewTile(*each) for each in product((16, 32, 64, 128), (4, 8), (3, 5, 8))]
+FEW += [FewTile(*each, 0) for each in product((1, 2, 4, 8), (2, 4, 8))]
 MANY = [
     ManyTile(*each)
     for each in ((64, 64, 4, 4), (64, 128, 4, 3), (64, 128, 4, 4), (128, 64, 4, 4), (128, 128, 4, 3), (128, 128, 8, 3), (128, 128, 8, 4), (64, 256, 8, 3), (128, 256, 8, 3))
@@ -65,15 +65,9 @@ def median_us(calls: list[Callable[[], object]]) -> float:
     return statistics.median(times)
 
 
-def torch_product(x: Tensor, codes: Tensor, scales: Tensor) -> Tensor:
-    """PyTorch's product of rows, rounded by our kernel, with a weight of blocks."""
-    rounded, row_scales = triton_quantize_rows(x, 128, False)
-    return scaled_mm(
-        rounded, codes.T,
-        scale_a=row_scales.T.contiguous().T, scale_recipe_a=ScalingType.BlockWise1x128,
-        scale_b=scales.T, scale_recipe_b=ScalingType.BlockWise128x128,
-        swizzle_a=SwizzleType.NO_SWIZZLE, swizzle_b=SwizzleType.NO_SWIZZLE, output_dtype=torch.bfloat16,
-    )  # fmt: skip
+def library_product(x: Tensor, codes: Tensor, scales: Tensor) -> Tensor:
+    """PyTorch's product of rows, rounded by our kernel."""
+    return library.multiply(*triton_quantize_rows(x, 128, False), codes, scales)
 
 
 def measure(name: str, rows: int, *, tune: bool) -> None:
@@ -92,14 +86,8 @@ def measure(name: str, rows: int, *, tune: bool) -> None:
             [lambda w=w: triton_scaled_linear(x, *w, BLOCKS, torch.bfloat16) for w in weights]
         )
     }
-    try:
-        library = torch_product(x, *weights[0])
-        off = difference([library(x)[:64]], [expected])
-        times[f"torch (off {off:.3f})"] = median_us(
-            [lambda w=w: torch_product(x, *w)(x) for w in weights]
-        )
-    except Exception as error:
-        print(f"  torch: {type(error).__name__}: {str(error).splitlines()[0][:300]}")
+    if library.takes(rows, columns, BLOCKS, torch.bfloat16) and library.agrees(x.device):
+        times["torch"] = median_us([lambda w=w: library_product(x, *w) for w in weights])
     plain = [codes.bfloat16() for codes, _ in weights[: max(2, len(weights) // 2)]]
     times["bf16"] = median_us([lambda w=w: functional.linear(x, w) for w in plain])
     rounding = median_us([lambda: triton_quantize_rows(x, 128, False)] * 4)
@@ -117,20 +105,20 @@ def best_tiles(x: Tensor, weights: list[tuple[Tensor, Tensor]]) -> list[str]:
     """The best three tiles, as text."""
     out = torch.empty((x.shape[0], weights[0][0].shape[0]), dtype=torch.bfloat16, device="cuda")
     results: dict[object, float] = {}
-    if x.shape[0] <= FEW_ROWS:
-        for tile in FEW:
+    rounded = triton_quantize_rows(x, 128, False)
+    for tile in FEW if x.shape[0] <= FEW_ROWS else ():
+        if (x.shape[0] == 1) == (not tile.stages):
             calls = [
-                lambda w=w, tile=tile: multiply_few(x, *w, BLOCKS, 128, out, tile) for w in weights
-            ]
-            results[tile] = attempt(calls)
-    if x.shape[0] > 16:
-        rounded = triton_quantize_rows(x, 128, False)
-        for tile in MANY:
-            calls = [
-                lambda w=w, tile=tile: multiply_many(*rounded, *w, BLOCKS, 128, out, tile)
+                lambda w=w, tile=tile: multiply_few(*rounded, *w, BLOCKS, 128, out, tile)
                 for w in weights
             ]
             results[tile] = attempt(calls)
+    for tile in MANY if x.shape[0] > 16 else ():
+        calls = [
+            lambda w=w, tile=tile: multiply_many(*rounded, *w, BLOCKS, 128, out, tile)
+            for w in weights
+        ]
+        results[tile] = attempt(calls)
     ranked = sorted(results, key=results.__getitem__)
     return [f"{results[each]:.1f} {each}" for each in ranked[:4]]
 

@@ -26,7 +26,7 @@ from tokamak.ops.linear.few_rows import (
 )
 from tokamak.ops.linear.tile import fused_rows, normed_rows
 from tokamak.ops.norm import add_rms_norm, rms_norm
-from tokamak.ops.quant_linear import ScaleBlocks, group_of, scaled_linear
+from tokamak.ops.quant_linear import ScaleBlocks, group_of, library, scaled_linear
 from tokamak.ops.registry import REFERENCE, Choice
 
 
@@ -174,6 +174,8 @@ class ScaledLinear(FusedLinear):
         self._codes, self._scales = weight.codes.contiguous(), factors_of(weight.scales)
         self._blocks = ScaleBlocks(*weight.block, weight.scales.dtype == UE8M0)
         self._scaled_linear, choice = scaled_linear.bind(facts)
+        # Asked before anything is recorded, as the first answer waits for the device.
+        library.agrees(self._codes.device)
         self.choices = (choice, *self.choices)
 
     @staticmethod

@@ -125,20 +125,22 @@ def _group_kernel(
 
 
 @triton.jit
-def _multiply(x, weight, total, x_scale, weight_scale, SCALED: tl.constexpr, TURNED: tl.constexpr):
-    """Add x [pairs, inputs] times weight [features, inputs] to a total, which is [features, pairs] where turned.
-
-    Where SCALED, by the scales of x [pairs] and weight [features].
-    """
-    if SCALED:
-        if TURNED:
-            total += tl.dot(weight, tl.trans(x)) * weight_scale[:, None] * x_scale[None, :]
-        else:
-            total += tl.dot(x, tl.trans(weight)) * x_scale[:, None] * weight_scale[None, :]
-    elif TURNED:
+def _multiply(x, weight, total, TURNED: tl.constexpr):
+    """Add x [pairs, inputs] times weight [features, inputs] to a total, which is [features, pairs] where turned."""
+    if TURNED:
         total = tl.dot(weight, tl.trans(x), total, input_precision="ieee")
     else:
         total = tl.dot(x, tl.trans(weight), total, input_precision="ieee")
+    return total
+
+
+@triton.jit
+def _multiply_scaled(x, weight, total, x_scale, weight_scale, TURNED: tl.constexpr):
+    """The same of 8-bit numbers, by the scales of x [pairs] and weight [features]."""
+    if TURNED:
+        total += tl.dot(weight, tl.trans(x)) * (weight_scale[:, None] * x_scale[None, :])
+    else:
+        total += tl.dot(x, tl.trans(weight)) * (x_scale[:, None] * weight_scale[None, :])
     return total
 
 
@@ -192,7 +194,6 @@ def _grouped_gate_up_kernel(
     gate_scale_ptrs = scales_ptr + read // BLOCK_ROWS * SCALE_COLUMNS
     up_scale_ptrs = scales_ptr + (INNER + read) // BLOCK_ROWS * SCALE_COLUMNS
     x_scale_ptrs = x_scales_ptr + (pairs // CHOSEN).to(tl.int64) * GROUPS
-    x_scale, gate_scale, up_scale = 1.0, 1.0, 1.0
     for start in range(0, WIDTH, INPUTS):
         if WIDTH % INPUTS == 0:
             x, g, u = tl.load(x_ptrs), tl.load(gate_ptrs), tl.load(up_ptrs)
@@ -205,8 +206,11 @@ def _grouped_gate_up_kernel(
             x_scale = tl.load(x_scale_ptrs + start // GROUP)
             gate_scale = tl.load(gate_scale_ptrs + start // BLOCK_COLUMNS)
             up_scale = tl.load(up_scale_ptrs + start // BLOCK_COLUMNS)
-        gate = _multiply(x, g, gate, x_scale, gate_scale, SCALED, TURNED)
-        up = _multiply(x, u, up, x_scale, up_scale, SCALED, TURNED)
+            gate = _multiply_scaled(x, g, gate, x_scale, gate_scale, TURNED)
+            up = _multiply_scaled(x, u, up, x_scale, up_scale, TURNED)
+        else:
+            gate = _multiply(x, g, gate, TURNED)
+            up = _multiply(x, u, up, TURNED)
         x_ptrs += INPUTS
         gate_ptrs += INPUTS
         up_ptrs += INPUTS
@@ -262,7 +266,6 @@ def _grouped_down_kernel(
         mixed = tl.zeros([PAIRS, FEATURES], tl.float32)
     scale_ptrs = scales_ptr + expert * EXPERT_SCALES + read // BLOCK_ROWS * SCALE_COLUMNS
     hidden_scale_ptrs = hidden_scales_ptr + known.to(tl.int64) * GROUPS
-    hidden_scale, weight_scale = 1.0, 1.0
     for start in range(0, INNER, INPUTS):
         if INNER % INPUTS == 0:
             hidden, weight = tl.load(hidden_ptrs), tl.load(down_ptrs)
@@ -273,7 +276,9 @@ def _grouped_down_kernel(
         if SCALED:
             hidden_scale = tl.load(hidden_scale_ptrs + start // GROUP)
             weight_scale = tl.load(scale_ptrs + start // BLOCK_COLUMNS)
-        mixed = _multiply(hidden, weight, mixed, hidden_scale, weight_scale, SCALED, TURNED)
+            mixed = _multiply_scaled(hidden, weight, mixed, hidden_scale, weight_scale, TURNED)
+        else:
+            mixed = _multiply(hidden, weight, mixed, TURNED)
         hidden_ptrs += INPUTS
         down_ptrs += INPUTS
     if TURNED:

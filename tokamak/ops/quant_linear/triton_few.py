@@ -1,9 +1,8 @@
 # pyright: reportArgumentType=false, reportCallIssue=false
-"""Few rows times a scaled 8-bit weight in Triton: a program per tile of features, one pass over the columns.
+"""Few rows of 8-bit numbers times a scaled 8-bit weight in Triton: a program per tile of features, one pass over the columns.
 
-Every program rounds the rows itself, group by group, as it comes to their columns: a launch less than rounding
-them first, and bytes of the weight are on their way meanwhile. Slices of columns take turns, each summed apart;
-the sums are joined at the end.
+One row runs on vector arithmetic, where no lane waits for another before the end. More rows run on matrix units, the
+weight as their first operand: it fills the 64 rows these want, however few there are of the other.
 """
 
 from __future__ import annotations
@@ -15,84 +14,123 @@ import triton.language as tl
 from torch import Tensor
 
 from tokamak.ops.quant_linear.reference import ScaleBlocks
-from tokamak.ops.quantize.triton import code_of, scale_of
 
 FEW_ROWS = 32
 LEAST_ROWS = 8
 """Rows that matrix units multiply at least."""
+LANE_COLUMNS = 16
+"""8-bit numbers a lane loads at a time: 16 bytes."""
+PROGRAM_COLUMNS = 2048
+"""Columns of a feature that a program has on their way at most."""
 
 
 @dataclass(frozen=True, slots=True)
 class FewTile:
-    """What a program takes at a time."""
+    """What a program takes: so many features, with so many warps, groups of columns under way (0: one row)."""
 
     features: int
-    slices: int
-    """Groups of columns multiplied at a time, as many as warps."""
+    warps: int
     stages: int
 
 
 @triton.jit
-def _few_kernel(
+def _one_row_kernel(
     x_ptr,
+    row_scales_ptr,
+    codes_ptr,
+    scales_ptr,
+    out_ptr,
+    features,
+    COLUMNS: tl.constexpr,
+    BLOCK_ROWS: tl.constexpr,
+    BLOCK_COLUMNS: tl.constexpr,
+    GROUP: tl.constexpr,
+    FEATURES: tl.constexpr,
+    TILE_COLUMNS: tl.constexpr,
+    LANE: tl.constexpr,
+):
+    SCALE_COLUMNS: tl.constexpr = (COLUMNS + BLOCK_COLUMNS - 1) // BLOCK_COLUMNS
+    LANES: tl.constexpr = TILE_COLUMNS // LANE
+    feature = tl.program_id(0) * FEATURES + tl.arange(0, FEATURES)
+    # Features beyond the last are the last once more, and are not stored.
+    known = tl.minimum(feature, features - 1)
+    cols = tl.arange(0, TILE_COLUMNS)
+    lanes = tl.arange(0, LANES) * LANE
+    code_ptrs = codes_ptr + known.to(tl.int64)[:, None] * COLUMNS + cols[None, :]
+    scale_ptrs = scales_ptr + (known // BLOCK_ROWS)[:, None] * SCALE_COLUMNS
+    total = tl.zeros([FEATURES, LANES], tl.float32)
+    for begin in tl.static_range(0, COLUMNS, TILE_COLUMNS):
+        inside = begin + cols < COLUMNS
+        if begin + TILE_COLUMNS <= COLUMNS:
+            code = tl.load(code_ptrs + begin)
+        else:
+            code = tl.load(code_ptrs + begin, mask=inside[None, :], other=0.0)
+        x = tl.load(x_ptr + begin + cols, mask=inside, other=0.0).to(tl.float32)
+        products = tl.reshape(code.to(tl.float32) * x[None, :], [FEATURES, LANES, LANE])
+        there = begin + lanes < COLUMNS
+        row_scale = tl.load(row_scales_ptr + (begin + lanes) // GROUP, mask=there, other=0.0)
+        of_block = tl.minimum((begin + lanes) // BLOCK_COLUMNS, SCALE_COLUMNS - 1)
+        factor = tl.load(scale_ptrs + of_block[None, :]) * row_scale[None, :]
+        total += tl.sum(products, axis=2) * factor
+    out = tl.sum(total, axis=1).to(out_ptr.dtype.element_ty)
+    tl.store(out_ptr + feature, out, mask=feature < features)
+
+
+@triton.jit
+def _few_rows_kernel(
+    x_ptr,
+    row_scales_ptr,
     codes_ptr,
     scales_ptr,
     out_ptr,
     rows,
     features,
-    stride_x_row,
     COLUMNS: tl.constexpr,
     BLOCK_ROWS: tl.constexpr,
     BLOCK_COLUMNS: tl.constexpr,
-    POWER_OF_TWO: tl.constexpr,
     GROUP: tl.constexpr,
     ROWS: tl.constexpr,
     FEATURES: tl.constexpr,
-    SLICES: tl.constexpr,
-    WHOLE: tl.constexpr,
 ):
+    GROUPS: tl.constexpr = (COLUMNS + GROUP - 1) // GROUP
     SCALE_COLUMNS: tl.constexpr = (COLUMNS + BLOCK_COLUMNS - 1) // BLOCK_COLUMNS
     feature = tl.program_id(0) * FEATURES + tl.arange(0, FEATURES)
     row = tl.arange(0, ROWS)
-    slices = tl.arange(0, SLICES)
-    cols = slices[:, None] * GROUP + tl.arange(0, GROUP)[None, :]
-    inside, here = feature < features, row < rows
-    # Features beyond the last are the last once more, and are not stored.
-    known = tl.minimum(feature, features - 1)
-    code_ptrs = codes_ptr + known.to(tl.int64)[None, :, None] * COLUMNS + cols[:, None, :]
-    scale_row = (known // BLOCK_ROWS)[None, :] * SCALE_COLUMNS
-    x_ptrs = x_ptr + row[None, None, :] * stride_x_row + cols[:, :, None]
-    total = tl.zeros([SLICES, FEATURES, ROWS], tl.float32)
-    for begin in range(0, COLUMNS, SLICES * GROUP):
-        near_end = begin + cols < COLUMNS
-        if WHOLE:
-            code = tl.load(code_ptrs + begin)
-            x = tl.load(x_ptrs + begin, mask=here[None, None, :], other=0.0)
+    # Beyond the last row and feature the last is taken once more, and not stored.
+    known_row, known = tl.minimum(row, rows - 1), tl.minimum(feature, features - 1)
+    cols = tl.arange(0, GROUP)
+    x_ptrs = x_ptr + known_row[None, :] * COLUMNS + cols[:, None]
+    code_ptrs = codes_ptr + known.to(tl.int64)[:, None] * COLUMNS + cols[None, :]
+    row_scale_ptrs = row_scales_ptr + known_row * GROUPS
+    scale_ptrs = scales_ptr + known // BLOCK_ROWS * SCALE_COLUMNS
+    total = tl.zeros([FEATURES, ROWS], tl.float32)
+    for at in range(GROUPS):
+        if COLUMNS % GROUP == 0:
+            code, x = tl.load(code_ptrs), tl.load(x_ptrs)
         else:
-            code = tl.load(code_ptrs + begin, mask=near_end[:, None, :], other=0.0)
-            x = tl.load(x_ptrs + begin, mask=here[None, None, :] & near_end[:, :, None], other=0.0)
-        x = x.to(tl.float32)
-        scale = scale_of(tl.max(tl.abs(x), axis=1), POWER_OF_TWO)
-        rounded = code_of(x, tl.broadcast_to(scale[:, None, :], (SLICES, GROUP, ROWS)))
-        part = tl.dot(code, rounded)
-        of_block = tl.minimum((begin + slices * GROUP) // BLOCK_COLUMNS, SCALE_COLUMNS - 1)
-        block_scale = tl.load(scales_ptr + scale_row + of_block[:, None])
-        total += part * block_scale[:, :, None] * scale[:, None, :]
-    out = tl.sum(total, axis=0).to(out_ptr.dtype.element_ty)
-    out_ptrs = out_ptr + row[None, :].to(tl.int64) * features + feature[:, None]
-    tl.store(out_ptrs, out, mask=inside[:, None] & here[None, :])
+            inside = at * GROUP + cols < COLUMNS
+            code = tl.load(code_ptrs, mask=inside[None, :], other=0.0)
+            x = tl.load(x_ptrs, mask=inside[:, None], other=0.0)
+        factor = tl.load(scale_ptrs + at * GROUP // BLOCK_COLUMNS)[:, None]
+        factor = factor * tl.load(row_scale_ptrs + at)[None, :]
+        total += tl.dot(code, x) * factor
+        x_ptrs += GROUP
+        code_ptrs += GROUP
+    out_ptrs = out_ptr + row[None, :] * features + feature[:, None]
+    stored = (feature < features)[:, None] & (row < rows)[None, :]
+    tl.store(out_ptrs, total.to(out_ptr.dtype.element_ty), mask=stored)
 
 
-def tile_for(rows: int, features: int, columns: int, group: int) -> FewTile:
-    """The tile of a [features, columns] weight for 1 to FEW_ROWS rows."""
-    slices = 4
-    while slices > 1 and slices * group > triton.next_power_of_2(columns):
-        slices //= 2
-    return FewTile(16 if features <= 8192 and rows <= 16 else 32, slices, 4)
+def tile_for(rows: int, features: int) -> FewTile:
+    """The tile of a weight for 1 to FEW_ROWS rows: enough programs that every multiprocessor has one."""
+    if rows == 1:
+        return FewTile(4, 4, 0)
+    return FewTile(64 if features > 8192 else 32, 4, 6)
 
 
 def multiply_few(
     x: Tensor,
+    row_scales: Tensor,
     codes: Tensor,
     scales: Tensor,
     blocks: ScaleBlocks,
@@ -100,14 +138,23 @@ def multiply_few(
     out: Tensor,
     tile: FewTile | None = None,
 ) -> None:
-    """Write products of 1 to FEW_ROWS rows to `out`; arguments as of `scaled_linear`."""
+    """Write products of 1 to FEW_ROWS rows to `out`; arguments as of `multiply_many`."""
     rows, columns = x.shape
     features = codes.shape[0]
-    tile = tile or tile_for(rows, features, columns, group)
-    _few_kernel[(triton.cdiv(features, tile.features),)](
-        x, codes, scales, out, rows, features, x.stride(0),
-        COLUMNS=columns, BLOCK_ROWS=blocks.rows, BLOCK_COLUMNS=min(blocks.columns, columns),
-        POWER_OF_TWO=blocks.power_of_two, GROUP=group, ROWS=max(triton.next_power_of_2(rows), LEAST_ROWS),
-        FEATURES=tile.features, SLICES=tile.slices, WHOLE=columns % (tile.slices * group) == 0,
-        num_warps=tile.slices, num_stages=tile.stages,
+    tile = tile or tile_for(rows, features)
+    grid = (triton.cdiv(features, tile.features),)
+    block_columns = min(blocks.columns, columns)
+    if not tile.stages:
+        _one_row_kernel[grid](
+            x, row_scales, codes, scales, out, features,
+            COLUMNS=columns, BLOCK_ROWS=blocks.rows, BLOCK_COLUMNS=block_columns, GROUP=group,
+            FEATURES=tile.features, TILE_COLUMNS=min(triton.next_power_of_2(columns), PROGRAM_COLUMNS),
+            LANE=LANE_COLUMNS, num_warps=tile.warps,
+        )  # fmt: skip
+        return
+    _few_rows_kernel[grid](
+        x, row_scales, codes, scales, out, rows, features,
+        COLUMNS=columns, BLOCK_ROWS=blocks.rows, BLOCK_COLUMNS=block_columns, GROUP=group,
+        ROWS=max(triton.next_power_of_2(rows), LEAST_ROWS), FEATURES=tile.features,
+        num_warps=tile.warps, num_stages=tile.stages,
     )  # fmt: skip

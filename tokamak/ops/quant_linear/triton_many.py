@@ -87,13 +87,9 @@ def _many_kernel(
     tl.store(out_ptrs, total.to(out_ptr.dtype.element_ty), mask=stored)
 
 
-def tile_for(rows: int, features: int) -> ManyTile:
-    """Smaller tiles where larger ones would leave multiprocessors without one."""
-    if rows <= 64:
-        return ManyTile(64, 64, 4, 4)
-    if rows <= 256 or features < 1024:
-        return ManyTile(64, 128, 4, 4)
-    return ManyTile(128, 128, 8, 3)
+def tile_for(rows: int) -> ManyTile:
+    """Measured on an H200 with Llama 3 8B's matrices (`benchmarks/ops/gpu_quant_linear.py --tune`)."""
+    return ManyTile(64, 64 if rows <= 64 else 128, 4, 4)
 
 
 def multiply_many(
@@ -109,7 +105,7 @@ def multiply_many(
     """Write products of rows that are rounded already to `out`; arguments as of `scaled_linear` and `quantize_rows`."""
     rows, columns = x.shape
     features = codes.shape[0]
-    tile = tile or tile_for(rows, features)
+    tile = tile or tile_for(rows)
     grid = (triton.cdiv(rows, tile.rows) * triton.cdiv(features, tile.features),)
     _many_kernel[grid](
         x, row_scales, codes, scales, out, rows, features,
