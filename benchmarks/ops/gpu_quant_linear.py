@@ -36,7 +36,7 @@ MATRICES = {
 }
 CACHE_BYTES = 200 << 20
 BYTES_PER_US, FLOPS_PER_US = 4.15e6, 1.31e9
-FEW = [FewTile(*each) for each in product((16, 32, 64, 128), (4, 8), (3, 5, 8))]
+FEW = [FewTile(*each) for each in product((32, 64, 128), (4,), (3, 5), (1, 2, 4, 8))]
 FEW += [FewTile(*each, 0) for each in product((1, 2, 4, 8), (2, 4, 8))]
 MANY = [
     ManyTile(*each)

@@ -7,6 +7,7 @@ from typing import NamedTuple
 from torch import Tensor
 
 from tokamak.ops.quant_linear.reference import GROUP, ScaleBlocks, group_of
+from tokamak.ops.quantize.triton import triton_quantize_rows
 
 
 class ExpertMatrix(NamedTuple):
@@ -40,6 +41,12 @@ class ExpertMatrix(NamedTuple):
             "BLOCK_ROWS": blocks.rows,
             "BLOCK_COLUMNS": min(blocks.columns, columns),
             "GROUP": self.group,
-            "POWER_OF_TWO": blocks.power_of_two,
             "EXPERT_SCALES": 0 if self.scales is None else self.scales[0].numel(),
         }
+
+
+def as_multiplied(rows: Tensor, matrix: ExpertMatrix) -> tuple[Tensor, Tensor]:
+    """Rows as a matrix takes them: rounded to 8 bits with their scales, or as they are with anything."""
+    if matrix.blocks is None:
+        return rows, rows
+    return triton_quantize_rows(rows, matrix.group, matrix.blocks.power_of_two)

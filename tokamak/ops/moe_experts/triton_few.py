@@ -14,8 +14,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from tokamak.ops.moe_experts.matrix import ExpertMatrix
-from tokamak.ops.quantize.triton import code_of, scale_of
+from tokamak.ops.moe_experts.matrix import ExpertMatrix, as_multiplied
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,18 +30,10 @@ class FewTiles:
 
 
 @triton.jit
-def _rounded(x, INPUTS: tl.constexpr, GROUP: tl.constexpr, POWER_OF_TWO: tl.constexpr):
-    """Numbers [INPUTS] as the 8 bits stand for them that `quantize_rows` makes."""
-    groups = tl.reshape(x, [INPUTS // GROUP, GROUP])
-    scale = scale_of(tl.max(tl.abs(groups), axis=1), POWER_OF_TWO)[:, None]
-    scale = tl.broadcast_to(scale, (INPUTS // GROUP, GROUP))
-    return tl.reshape(code_of(groups, scale).to(tl.float32) * scale, [INPUTS])
-
-
-@triton.jit
 def _products(
     weight,
     x,
+    x_scales_ptr,
     scales_ptr,
     features,
     start,
@@ -61,15 +52,19 @@ def _products(
         of_group = (start + tl.arange(0, INPUTS // GROUP) * GROUP) // BLOCK_COLUMNS
         of_group = tl.minimum(of_group, SCALE_COLUMNS - 1)
         places = (features // BLOCK_ROWS)[:, None] * SCALE_COLUMNS + of_group[None, :]
+        GROUPS: tl.constexpr = (COLUMNS + GROUP - 1) // GROUP
+        group = start // GROUP + tl.arange(0, INPUTS // GROUP)
+        x_scale = tl.load(x_scales_ptr + group, mask=group < GROUPS, other=0.0)
+        factor = tl.load(scales_ptr + places) * x_scale[None, :]
         groups = tl.reshape(products, [FEATURES, INPUTS // GROUP, GROUP])
-        products = groups * tl.load(scales_ptr + places)[:, :, None]
-        products = tl.reshape(products, [FEATURES, INPUTS])
+        products = tl.reshape(groups * factor[:, :, None], [FEATURES, INPUTS])
     return products
 
 
 @triton.jit
 def _few_gate_up_kernel(
     x_ptr,
+    x_scales_ptr,
     ids_ptr,
     gate_up_ptr,
     scales_ptr,
@@ -84,7 +79,6 @@ def _few_gate_up_kernel(
     BLOCK_ROWS: tl.constexpr,
     BLOCK_COLUMNS: tl.constexpr,
     GROUP: tl.constexpr,
-    POWER_OF_TWO: tl.constexpr,
     EXPERT_SCALES: tl.constexpr,
 ):
     pair = tl.program_id(1).to(tl.int64)
@@ -94,6 +88,7 @@ def _few_gate_up_kernel(
     read = tl.minimum(features, INNER - 1)
     gate_ptr = gate_up_ptr + expert * (2 * INNER * WIDTH)
     expert_scales_ptr = scales_ptr + expert * EXPERT_SCALES
+    row_scales_ptr = x_scales_ptr + pair // CHOSEN * ((WIDTH + GROUP - 1) // GROUP)
     row_ptr = x_ptr + pair // CHOSEN * stride_x_row
     gates = tl.zeros([FEATURES, INPUTS], tl.float32)
     ups = tl.zeros([FEATURES, INPUTS], tl.float32)
@@ -102,16 +97,14 @@ def _few_gate_up_kernel(
         at = features[:, None] * WIDTH + inputs[None, :]
         inside = kept[:, None] & (inputs < WIDTH)[None, :]
         x = tl.load(row_ptr + inputs, mask=inputs < WIDTH, other=0.0).to(tl.float32)
-        if SCALED:
-            x = _rounded(x, INPUTS, GROUP, POWER_OF_TWO)
         gate = tl.load(gate_ptr + at, mask=inside, other=0.0)
         up = tl.load(gate_ptr + INNER * WIDTH + at, mask=inside, other=0.0)
         gates += _products(
-            gate, x, expert_scales_ptr, read, start, WIDTH, FEATURES, INPUTS,
+            gate, x, row_scales_ptr, expert_scales_ptr, read, start, WIDTH, FEATURES, INPUTS,
             SCALED, BLOCK_ROWS, BLOCK_COLUMNS, GROUP,
         )  # fmt: skip
         ups += _products(
-            up, x, expert_scales_ptr, INNER + read, start, WIDTH, FEATURES, INPUTS,
+            up, x, row_scales_ptr, expert_scales_ptr, INNER + read, start, WIDTH, FEATURES, INPUTS,
             SCALED, BLOCK_ROWS, BLOCK_COLUMNS, GROUP,
         )  # fmt: skip
     gate, up = tl.sum(gates, axis=1), tl.sum(ups, axis=1)
@@ -122,6 +115,7 @@ def _few_gate_up_kernel(
 @triton.jit
 def _few_down_kernel(
     hidden_ptr,
+    hidden_scales_ptr,
     ids_ptr,
     weights_ptr,
     down_ptr,
@@ -136,13 +130,13 @@ def _few_down_kernel(
     BLOCK_ROWS: tl.constexpr,
     BLOCK_COLUMNS: tl.constexpr,
     GROUP: tl.constexpr,
-    POWER_OF_TWO: tl.constexpr,
     EXPERT_SCALES: tl.constexpr,
 ):
     row = tl.program_id(1).to(tl.int64)
     features = tl.program_id(0) * FEATURES + tl.arange(0, FEATURES)
     kept = features < WIDTH
     read = tl.minimum(features, WIDTH - 1)
+    GROUPS: tl.constexpr = (INNER + GROUP - 1) // GROUP
     total = tl.zeros([FEATURES, INPUTS], tl.float32)
     for slot in tl.static_range(CHOSEN):
         pair = row * CHOSEN + slot
@@ -155,11 +149,9 @@ def _few_down_kernel(
             weight = tl.load(down_ptr + expert * (WIDTH * INNER) + at, mask=inside, other=0.0)
             hidden_ptrs = hidden_ptr + pair * INNER + inputs
             hidden = tl.load(hidden_ptrs, mask=inputs < INNER, other=0.0).to(tl.float32)
-            if SCALED:
-                hidden = _rounded(hidden, INPUTS, GROUP, POWER_OF_TWO)
             total += _products(
-                weight, hidden * share, scales_ptr + expert * EXPERT_SCALES, read, start, INNER,
-                FEATURES, INPUTS, SCALED, BLOCK_ROWS, BLOCK_COLUMNS, GROUP,
+                weight, hidden * share, hidden_scales_ptr + pair * GROUPS, scales_ptr + expert * EXPERT_SCALES,
+                read, start, INNER, FEATURES, INPUTS, SCALED, BLOCK_ROWS, BLOCK_COLUMNS, GROUP,
             )  # fmt: skip
     tl.store(out_ptr + row * WIDTH + features, tl.sum(total, axis=1), mask=kept)
 
@@ -187,8 +179,9 @@ def pass_few_gate_up(x: Tensor, ids: Tensor, gate_up: ExpertMatrix, tiles: FewTi
     inner = both // 2
     kind = torch.float32 if gate_up.scales is None else x.dtype
     hidden = torch.empty((pairs, inner), dtype=kind, device=x.device)
+    rows, row_scales = as_multiplied(x, gate_up)
     _few_gate_up_kernel[(triton.cdiv(inner, tiles.gate_up_features), pairs)](
-        x, ids, gate_up.values, gate_up.pointer, hidden, x.stride(0),
+        rows, row_scales, ids, gate_up.values, gate_up.pointer, hidden, rows.stride(0),
         CHOSEN=chosen, WIDTH=width, INNER=inner, FEATURES=tiles.gate_up_features,
         INPUTS=_inputs(tiles.gate_up_inputs, gate_up), num_warps=tiles.gate_up_warps,
         **gate_up.constants(),
@@ -208,8 +201,9 @@ def pass_few_down(
     rows, chosen = ids.shape
     _, width, inner = down.values.shape
     out = torch.empty((rows, width), dtype=dtype, device=hidden.device)
+    mixed, mixed_scales = as_multiplied(hidden, down)
     _few_down_kernel[(triton.cdiv(width, tiles.down_features), rows)](
-        hidden, ids, weights, down.values, down.pointer, out,
+        mixed, mixed_scales, ids, weights, down.values, down.pointer, out,
         CHOSEN=chosen, WIDTH=width, INNER=inner, FEATURES=tiles.down_features,
         INPUTS=_inputs(tiles.down_inputs, down), num_warps=tiles.down_warps, **down.constants(),
     )  # fmt: skip

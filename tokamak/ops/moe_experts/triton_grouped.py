@@ -15,8 +15,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from tokamak.ops.moe_experts.matrix import ExpertMatrix
-from tokamak.ops.quantize.triton import triton_quantize_rows
+from tokamak.ops.moe_experts.matrix import ExpertMatrix, as_multiplied
 
 FEW_GROUP_PAIRS, MANY_GROUP_PAIRS = 1024, 4096
 """Pairs a grouping program looks at a time: all of a decode step's, or a piece of a prefill's."""
@@ -60,6 +59,15 @@ TILES = (
 """Measured on an H200 with Qwen3-30B-A3B's experts (`benchmarks/ops/gpu_moe.py --tune`)."""
 
 
+SCALED_TILES = (
+    GroupedTiles(16, Tile(64, 128, 4, 5, turned=True), Tile(64, 128, 4, 4, turned=True)),
+    GroupedTiles(32, Tile(64, 128, 4, 4, turned=True), Tile(64, 128, 4, 4, turned=True)),
+    GroupedTiles(64, Tile(64, 128, 4, 4), Tile(128, 128, 4, 4)),
+    GroupedTiles(64, Tile(64, 128, 4, 4), Tile(128, 128, 4, 4)),
+)
+"""Of 8-bit numbers: every product of a group is added to a total of its own, which takes as many registers again."""
+
+
 def _for_amd(tile: Tile) -> Tile:
     """64 KiB of local memory hold two stages of 128 features."""
     return replace(tile, features=min(tile.features, 128), stages=2)
@@ -71,9 +79,14 @@ AMD_TILES = tuple(
 
 
 def tiles_for(pairs: int, experts: int, dtype: torch.dtype) -> GroupedTiles:
-    """Tiles by how many pairs an expert has in the mean; of wide numbers fewer inputs at a time."""
+    """Tiles by how many pairs an expert has in the mean; of wide numbers fewer inputs at a time.
+
+    dtype: of the numbers multiplied.
+    """
     mean = pairs / experts
     at = next((at for at, most in enumerate((12, 32, 96)) if mean <= most), 3)
+    if dtype.itemsize == 1:
+        return SCALED_TILES[at]
     tiles = (TILES if torch.version.hip is None else AMD_TILES)[at]
     if dtype.itemsize <= 2:
         return tiles
@@ -165,7 +178,6 @@ def _grouped_gate_up_kernel(
     BLOCK_ROWS: tl.constexpr,
     BLOCK_COLUMNS: tl.constexpr,
     GROUP: tl.constexpr,
-    POWER_OF_TWO: tl.constexpr,
     EXPERT_SCALES: tl.constexpr,
 ):
     SCALE_COLUMNS: tl.constexpr = (WIDTH + BLOCK_COLUMNS - 1) // BLOCK_COLUMNS
@@ -241,7 +253,6 @@ def _grouped_down_kernel(
     BLOCK_ROWS: tl.constexpr,
     BLOCK_COLUMNS: tl.constexpr,
     GROUP: tl.constexpr,
-    POWER_OF_TWO: tl.constexpr,
     EXPERT_SCALES: tl.constexpr,
 ):
     SCALE_COLUMNS: tl.constexpr = (INNER + BLOCK_COLUMNS - 1) // BLOCK_COLUMNS
@@ -312,7 +323,7 @@ def grouped_experts(
 ) -> Tensor:
     """The weighted sum over experts; arguments are those of the ops, with at least one row."""
     experts = gate_up.values.shape[0]
-    tiles = tiles_for(ids.numel(), experts, x.dtype) if tiles is None else tiles
+    tiles = tiles_for(ids.numel(), experts, gate_up.values.dtype) if tiles is None else tiles
     order, table = group_pairs(ids, experts, tiles.pairs)
     hidden = pass_gate_up(x, ids.shape[1], gate_up, order, table, tiles.pairs, tiles.gate_up)
     parts = pass_down(hidden, weights, down, order, table, tiles.pairs, tiles.down)
@@ -350,7 +361,7 @@ def pass_gate_up(
     """silu(gate(x)) * up(x) of every pair, [pairs, inner] in the order of experts."""
     _, both, width = gate_up.values.shape
     inner = both // 2
-    rows, row_scales = _as_multiplied(x, gate_up)
+    rows, row_scales = as_multiplied(x, gate_up)
     hidden = torch.empty((order.shape[0], inner), dtype=x.dtype, device=x.device)
     _grouped_gate_up_kernel[(triton.cdiv(inner, tile.features), table.shape[0])](
         rows, row_scales, gate_up.values, gate_up.pointer, hidden, order, table, rows.stride(0),
@@ -372,7 +383,7 @@ def pass_down(
 ) -> Tensor:
     """down(hidden) by weight, [pairs, width] in the order of pairs."""
     _, width, inner = down.values.shape
-    rows, row_scales = _as_multiplied(hidden, down)
+    rows, row_scales = as_multiplied(hidden, down)
     parts = torch.empty((hidden.shape[0], width), dtype=hidden.dtype, device=hidden.device)
     _grouped_down_kernel[(triton.cdiv(width, tile.features), table.shape[0])](
         rows, row_scales, weights, down.values, down.pointer, parts, order, table,
@@ -381,13 +392,6 @@ def pass_down(
         num_stages=tile.stages, **down.constants(),
     )  # fmt: skip
     return parts
-
-
-def _as_multiplied(rows: Tensor, matrix: ExpertMatrix) -> tuple[Tensor, Tensor]:
-    """Rows as a matrix takes them: rounded to 8 bits with their scales, or as they are with anything."""
-    if matrix.blocks is None:
-        return rows, rows
-    return triton_quantize_rows(rows, matrix.group, matrix.blocks.power_of_two)
 
 
 def _inputs(tile: Tile, matrix: ExpertMatrix) -> int:

@@ -2,24 +2,30 @@
 """Few rows of 8-bit numbers times a scaled 8-bit weight in Triton: a program per tile of features, one pass over the columns.
 
 One row runs on vector arithmetic, where no lane waits for another before the end. More rows run on matrix units, the
-weight as their first operand: it fills the 64 rows these want, however few there are of the other.
+weight as their first operand: it fills the 64 rows these want, however few there are of the other. Where tiles of
+features are too few for the device, programs share their columns out; a second launch adds up what they found, in order.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
+import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
 from tokamak.ops.quant_linear.reference import ScaleBlocks
 
-FEW_ROWS = 32
+FEW_ROWS = 64
 LEAST_ROWS = 8
 """Rows that matrix units multiply at least."""
 LANE_COLUMNS = 16
 """8-bit numbers a lane loads at a time: 16 bytes."""
+MOST_PROGRAMS = 288
+LEAST_GROUPS = 4
+"""Groups of columns that are worth a program of their own."""
+SUM_TILE = 1024
 PROGRAM_COLUMNS = 2048
 """Columns of a feature that a program has on their way at most."""
 
@@ -31,6 +37,8 @@ class FewTile:
     features: int
     warps: int
     stages: int
+    splits: int = 1
+    """Programs that share out the columns of a tile."""
 
 
 @triton.jit
@@ -91,8 +99,10 @@ def _few_rows_kernel(
     GROUP: tl.constexpr,
     ROWS: tl.constexpr,
     FEATURES: tl.constexpr,
+    SPLITS: tl.constexpr,
 ):
     GROUPS: tl.constexpr = (COLUMNS + GROUP - 1) // GROUP
+    EACH: tl.constexpr = (GROUPS + SPLITS - 1) // SPLITS
     SCALE_COLUMNS: tl.constexpr = (COLUMNS + BLOCK_COLUMNS - 1) // BLOCK_COLUMNS
     feature = tl.program_id(0) * FEATURES + tl.arange(0, FEATURES)
     row = tl.arange(0, ROWS)
@@ -104,7 +114,10 @@ def _few_rows_kernel(
     row_scale_ptrs = row_scales_ptr + known_row * GROUPS
     scale_ptrs = scales_ptr + known // BLOCK_ROWS * SCALE_COLUMNS
     total = tl.zeros([FEATURES, ROWS], tl.float32)
-    for at in range(GROUPS):
+    first = tl.program_id(1) * EACH
+    x_ptrs += first * GROUP
+    code_ptrs += first * GROUP
+    for at in range(first, tl.minimum(first + EACH, GROUPS)):
         if COLUMNS % GROUP == 0:
             code, x = tl.load(code_ptrs), tl.load(x_ptrs)
         else:
@@ -116,16 +129,29 @@ def _few_rows_kernel(
         total += tl.dot(code, x) * factor
         x_ptrs += GROUP
         code_ptrs += GROUP
-    out_ptrs = out_ptr + row[None, :] * features + feature[:, None]
+    out_ptrs = out_ptr + (tl.program_id(1) * rows + row[None, :]) * features + feature[:, None]
     stored = (feature < features)[:, None] & (row < rows)[None, :]
     tl.store(out_ptrs, total.to(out_ptr.dtype.element_ty), mask=stored)
 
 
-def tile_for(rows: int, features: int) -> FewTile:
-    """The tile of a weight for 1 to FEW_ROWS rows: enough programs that every multiprocessor has one."""
+@triton.jit
+def _sum_kernel(parts_ptr, out_ptr, numbers, SPLITS: tl.constexpr, TILE: tl.constexpr):
+    at = tl.program_id(0) * TILE + tl.arange(0, TILE)
+    inside = at < numbers
+    total = tl.zeros([TILE], tl.float32)
+    for split in tl.static_range(SPLITS):
+        total += tl.load(parts_ptr + split * numbers + at, mask=inside, other=0.0)
+    tl.store(out_ptr + at, total.to(out_ptr.dtype.element_ty), mask=inside)
+
+
+def tile_for(rows: int, features: int, groups: int) -> FewTile:
+    """The tile of a weight for 1 to FEW_ROWS rows: about two programs for every multiprocessor of an H200."""
     if rows == 1:
         return FewTile(4, 4, 0)
-    return FewTile(64 if features > 8192 else 32, 4, 6)
+    tiles, splits = triton.cdiv(features, 64), 1
+    while tiles * splits * 2 <= MOST_PROGRAMS and groups >= splits * 2 * LEAST_GROUPS:
+        splits *= 2
+    return FewTile(64, 4, 5, splits)
 
 
 def multiply_few(
@@ -141,8 +167,8 @@ def multiply_few(
     """Write products of 1 to FEW_ROWS rows to `out`; arguments as of `multiply_many`."""
     rows, columns = x.shape
     features = codes.shape[0]
-    tile = tile or tile_for(rows, features)
-    grid = (triton.cdiv(features, tile.features),)
+    tile = tile or tile_for(rows, features, triton.cdiv(columns, group))
+    grid = (triton.cdiv(features, tile.features), tile.splits)
     block_columns = min(blocks.columns, columns)
     if not tile.stages:
         _one_row_kernel[grid](
@@ -152,9 +178,16 @@ def multiply_few(
             LANE=LANE_COLUMNS, num_warps=tile.warps,
         )  # fmt: skip
         return
+    found = out
+    if tile.splits > 1:
+        found = torch.empty((tile.splits, rows, features), dtype=torch.float32, device=out.device)
     _few_rows_kernel[grid](
-        x, row_scales, codes, scales, out, rows, features,
+        x, row_scales, codes, scales, found, rows, features,
         COLUMNS=columns, BLOCK_ROWS=blocks.rows, BLOCK_COLUMNS=block_columns, GROUP=group,
-        ROWS=max(triton.next_power_of_2(rows), LEAST_ROWS), FEATURES=tile.features,
+        ROWS=max(triton.next_power_of_2(rows), LEAST_ROWS), FEATURES=tile.features, SPLITS=tile.splits,
         num_warps=tile.warps, num_stages=tile.stages,
     )  # fmt: skip
+    if tile.splits > 1:
+        _sum_kernel[(triton.cdiv(out.numel(), SUM_TILE),)](
+            found, out, out.numel(), SPLITS=tile.splits, TILE=SUM_TILE, num_warps=4
+        )

@@ -89,7 +89,7 @@ def _many_kernel(
 
 def tile_for(rows: int) -> ManyTile:
     """Measured on an H200 with Llama 3 8B's matrices (`benchmarks/ops/gpu_quant_linear.py --tune`)."""
-    return ManyTile(64, 64 if rows <= 64 else 128, 4, 4)
+    return ManyTile(64, 64 if rows <= 128 else 128, 4, 4)
 
 
 def multiply_many(
