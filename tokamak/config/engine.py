@@ -25,6 +25,8 @@ class ModelFacts:
     weight_bytes: int
     """Bytes of the weights as stored."""
     parameters: int
+    scaled_parameters: int = 0
+    """Those of them that are stored in 8-bit floating-point numbers with scales."""
     cache_token_numbers: int = 0
     """Numbers a token adds to the caches of all layers; 0 where the checkpoint does not tell."""
     step_token_numbers: int = 0
@@ -51,6 +53,8 @@ class ModelConfig:
     """Whether max_model_len was our choice: a start whose recordings leave less room shortens it."""
     chat_template: str | None
     """A path to a template that replaces the model's own."""
+    weight_bytes: int
+    """What the weights take at most as they are held here; see `settle_cache.held_weight_bytes`."""
     facts: ModelFacts
 
 

@@ -19,6 +19,9 @@ from tokamak.errors import OptionError
 
 DTYPE_BYTES: dict[CacheDType, int] = {"float32": 4, "bfloat16": 2, "fp8": 1}
 
+SCALED_SHARE = 128
+"""8-bit numbers of a weight that take at most one byte more with their scales."""
+
 NULL_BLOCKS = 1
 """Blocks no request can hold: padding rows point at them."""
 
@@ -46,8 +49,14 @@ def cache_block_bytes(model: ModelFacts, dtype: CacheDType, block_tokens: int) -
     return block_tokens * model.cache_token_numbers * DTYPE_BYTES[dtype]
 
 
-def held_weight_bytes(model: ModelFacts, dtype: DType) -> int:
-    """What the weights take at most, in the model's arithmetic or as stored."""
+def held_weight_bytes(model: ModelFacts, dtype: DType, *, keeps_8_bits: bool) -> int:
+    """What the weights take at most, in the model's arithmetic or as stored.
+
+    keeps_8_bits: whether the device multiplies weights of 8-bit floating-point numbers as they are.
+    """
+    if keeps_8_bits:
+        scaled = model.scaled_parameters
+        return (model.parameters - scaled) * DTYPE_BYTES[dtype] + scaled + scaled // SCALED_SHARE
     return max(model.parameters * DTYPE_BYTES[dtype], model.weight_bytes)
 
 
@@ -57,6 +66,7 @@ def settle_cache(
     model: ModelFacts,
     dtype: DType,
     *,
+    weight_bytes: int,
     scheduler: SchedulerConfig,
     reasons: Reasons,
 ) -> tuple[CacheConfig, int]:
@@ -77,7 +87,6 @@ def settle_cache(
     block_bytes = cache_block_bytes(model, cache_dtype, block_tokens)
     longest = model.max_position_tokens if options.max_model_len == AUTO else options.max_model_len
     request_blocks = math.ceil(longest / block_tokens)
-    weight_bytes = held_weight_bytes(model, dtype)
     of_steps = 0
     if defaults.holds_steps:
         of_steps = step_bytes(

@@ -29,8 +29,8 @@ class Parameter(Protocol):
         """Take the weights (stacked by rows), convert, pack and place them."""
         ...
 
-    def load_random(self, generator: torch.Generator) -> None:
-        """Fill with seeded random numbers of a trained model's scale."""
+    def draw(self, generator: torch.Generator) -> list[Weight]:
+        """Random parts of a trained model's scale, for `load`."""
         ...
 
 

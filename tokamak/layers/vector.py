@@ -42,11 +42,9 @@ class Vector:
         assert shapes == self._part_shapes, f"parts {shapes} for a vector of {self._part_shapes}"
         self.values.copy_(torch.cat([part.dense(torch.float32) for part in parts]))
 
-    def load_random(self, generator: torch.Generator) -> None:
-        """Fill with small numbers around what changes nothing (0 for a bias, 1 for a scale)."""
-        self.load(
-            [
-                DenseWeight(self._around + 0.1 * torch.randn(shape, generator=generator))
-                for shape in self._part_shapes
-            ]
-        )
+    def draw(self, generator: torch.Generator) -> list[Weight]:
+        """Small random numbers around what changes nothing (0 for a bias, 1 for a scale)."""
+        return [
+            DenseWeight(self._around + 0.1 * torch.randn(shape, generator=generator))
+            for shape in self._part_shapes
+        ]

@@ -123,7 +123,7 @@ def assemble(config: EngineConfig, exchange: Exchange | None = None) -> Rank:
             exchange.introduce(group_settings(start, build, model))
         with _timed(load_s, "weights"):
             if config.model.load_format == "random":
-                load_random(model, config.model.seed, build.device)
+                load_random(model, config.model.seed, build.device, planned.checkpoint.scheme)
             else:
                 load_model(model, planned.checkpoint, build.device)
         with _timed(load_s, "tokenizer"):

@@ -84,6 +84,7 @@ def a_core(executor: ScriptedExecutor, **limits: int) -> EngineCore:
                 max_model_len=1000,
                 shortens=False,
                 chat_template=None,
+                weight_bytes=1,
                 facts=facts,
             ),
             cache=CacheConfig(

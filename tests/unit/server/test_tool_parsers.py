@@ -227,8 +227,12 @@ def test_where_pieces_end_changes_nothing(words, cuts, tool_format, cut):
         st.tuples(
             st.sampled_from(["f", "a.b-c"]),
             st.dictionaries(
-                st.text("abc_é", min_size=1),
-                st.text() | st.integers() | st.booleans() | st.lists(st.text("ab<>")),
+                st.text("abc_é", min_size=1, max_size=8),
+                st.text(max_size=30)
+                | st.integers()
+                | st.booleans()
+                | st.lists(st.text("ab<>", max_size=8), max_size=4),
+                max_size=4,
             ),
         ),
         min_size=1,
