@@ -38,7 +38,7 @@ from tokamak.engine.messages import AddRequest, EngineReport, EngineStats, Reque
 from tokamak.engine.outputs import OutputStream
 from tokamak.errors import EngineError, RequestError, TemplateError
 from tokamak.sampling.grammar import check_structured
-from tokamak.text.chat_template import ChatTemplate
+from tokamak.text.chat_format import ChatFormat
 from tokamak.text.tokenizer import Tokenizer
 
 Prompt = str | Sequence[int]
@@ -121,7 +121,7 @@ class LLM:
         cls,
         core: CoreFace,
         tokenizer: Tokenizer,
-        chat_template: ChatTemplate | None,
+        chat_template: ChatFormat | None,
         info: EngineInfo,
     ) -> Self:
         """An LLM over an engine core that is loaded already; closing it closes the core."""
@@ -133,7 +133,7 @@ class LLM:
         self,
         core: CoreFace,
         tokenizer: Tokenizer,
-        chat_template: ChatTemplate | None,
+        chat_template: ChatFormat | None,
         info: EngineInfo,
     ) -> None:
         self.tokenizer = tokenizer

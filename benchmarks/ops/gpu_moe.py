@@ -20,13 +20,17 @@ import triton
 from torch import Tensor
 
 from tokamak.ops.moe_experts import triton_few, triton_grouped
-from tokamak.ops.moe_experts.reference import moe_experts
-from tokamak.ops.moe_experts.triton import triton_moe_experts
+from tokamak.ops.moe_experts.matrix import ExpertMatrix
+from tokamak.ops.moe_experts.reference import moe_experts, scaled_experts
+from tokamak.ops.moe_experts.triton import triton_moe_experts, triton_scaled_experts
 from tokamak.ops.moe_experts.triton_few import FewTiles
 from tokamak.ops.moe_experts.triton_grouped import GroupedTiles, Tile
 from tokamak.ops.moe_route.triton import triton_moe_route
+from tokamak.ops.quant_linear import ScaleBlocks
+from tokamak.ops.quant_linear.cases import scaled_numbers
 
 WIDTH, INNER, EXPERTS, CHOSEN = 2048, 768, 128, 8
+BLOCKS = ScaleBlocks(128, 128)
 COPIES = 4
 EXPERT_BYTES = 3 * WIDTH * INNER * 2
 BYTES_PER_US, FLOPS_PER_US = 4.15e6, 800e6
@@ -97,14 +101,24 @@ def fastest(title: str, results: dict[object, float]) -> object:
 
 
 class Layer:
-    """Copies of a layer's weights."""
+    """Copies of a layer's weights, of 8 bits with a scale per block if asked for."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, scaled: bool) -> None:
         torch.manual_seed(0)
+        self.number_bytes = 1 if scaled else 2
+        make = self.scaled if scaled else self.plain
         shapes = ((EXPERTS, 2 * INNER, WIDTH), (EXPERTS, WIDTH, INNER))
-        self.gate_up, self.down = (
-            [self.random(shape, shape[-1] ** -0.5) for _ in range(COPIES)] for shape in shapes
-        )
+        self.gate_up, self.down = ([make(shape) for _ in range(COPIES)] for shape in shapes)
+
+    @classmethod
+    def plain(cls, shape: tuple[int, ...]) -> ExpertMatrix:
+        return ExpertMatrix(cls.random(shape, shape[-1] ** -0.5))
+
+    @staticmethod
+    def scaled(shape: tuple[int, ...]) -> ExpertMatrix:
+        generator = torch.Generator("cuda").manual_seed(0)
+        with torch.device("cuda"):
+            return ExpertMatrix(*scaled_numbers(shape, BLOCKS, generator), BLOCKS)
 
     @staticmethod
     def random(shape: tuple[int, ...], scale: float) -> Tensor:
@@ -123,7 +137,8 @@ class Work:
         self.distinct = statistics.mean(len(ids.unique()) for ids in self.ids)
 
     def floor_us(self, share: float = 1.0) -> float:
-        reads = share * self.distinct * EXPERT_BYTES / BYTES_PER_US
+        expert_bytes = EXPERT_BYTES / 2 * self.layer.number_bytes
+        reads = share * self.distinct * expert_bytes / BYTES_PER_US
         multiplies = share * 2 * self.rows * CHOSEN * EXPERT_BYTES / 2 / FLOPS_PER_US
         return max(reads, multiplies)
 
@@ -220,12 +235,30 @@ def whole(work: Work, call: Callable[..., Tensor]) -> float:
     )
 
 
+def chosen_forms(
+    x: Tensor, ids: Tensor, weights: Tensor, gate_up: ExpertMatrix, down: ExpertMatrix
+) -> Tensor:
+    """What the backends of both ops run."""
+    if gate_up.scales is None:
+        return triton_moe_experts(x, ids, weights, gate_up.values, down.values)
+    return triton_scaled_experts(x, ids, weights, *gate_up[:2], *down)
+
+
+def as_defined(
+    x: Tensor, ids: Tensor, weights: Tensor, gate_up: ExpertMatrix, down: ExpertMatrix
+) -> Tensor:
+    """What the references say."""
+    if gate_up.scales is None:
+        return moe_experts(x, ids, weights, gate_up.values, down.values)
+    return scaled_experts(x, ids, weights, *gate_up[:2], *down)
+
+
 def measure(layer: Layer, rows: int, *, tune: bool) -> str:
     """A line of the table."""
     work = Work(layer, rows)
     first = (work.x[0], work.ids[0], work.weights[0], layer.gate_up[0], layer.down[0])
-    found = triton_moe_experts(*first)
-    gap = (found.float() - moe_experts(*first).float()).abs().max().item()
+    found = chosen_forms(*first)
+    gap = (found.float() - as_defined(*first).float()).abs().max().item()
     tuned: dict[str, float] = {}
     if tune:
         print(f"{rows} rows, {work.distinct:.1f} experts")
@@ -241,7 +274,7 @@ def measure(layer: Layer, rows: int, *, tune: bool) -> str:
                     lambda *each, chosen=chosen: triton_grouped.grouped_experts(*each, chosen),
                 )
     route = median_us(work.each(lambda at: triton_moe_route(work.scores[at], CHOSEN, True)[0]))
-    default, floor = whole(work, triton_moe_experts), work.floor_us()
+    default, floor = whole(work, chosen_forms), work.floor_us()
     extra = ", ".join(f"{name} {time:.1f}" for name, time in tuned.items())
     return (
         f"{rows:>5} {work.distinct:>8.1f} {floor:>9.1f} {default:>9.1f} {floor / default:>6.0%} "
@@ -254,8 +287,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--rows", type=int, nargs="+", default=[1, 2, 4, 8, 32, 128, 8192])
     parser.add_argument("--tune", action="store_true")
+    parser.add_argument("--scaled", action="store_true", help="8-bit weights and rows")
     given = parser.parse_args()
-    layer = Layer()
+    layer = Layer(scaled=given.scaled)
     lines = [measure(layer, rows, tune=given.tune) for rows in given.rows]
     print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}, triton {triton.__version__}")
     print(" rows  experts  floor us   us now  floor/  route       gap  best tuned, us")

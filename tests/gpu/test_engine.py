@@ -8,7 +8,14 @@ import torch
 
 from tests.support.device import no_host_wait
 from tests.support.oracle import Oracle
-from tests.support.tiny import VOCAB_TOKENS, llama_config, tiny_weights, write_checkpoint
+from tests.support.tiny import (
+    VOCAB_TOKENS,
+    llama_config,
+    qwen3_moe_config,
+    tiny_weights,
+    write_checkpoint,
+    write_scaled_checkpoint,
+)
 from tokamak.config.options import EngineOptions
 from tokamak.config.places import CACHE_VARIABLE
 from tokamak.core.request import FinishReason, SamplingParams, StructuredOutput
@@ -121,6 +128,44 @@ def assert_oracles(oracle, prompt, found):
     clear = int(close[0]) if len(close) else len(found)
     assert found[:clear] == expected.token_ids[:clear]
     return clear
+
+
+@pytest.mark.parametrize(
+    "config",
+    [llama_config(), qwen3_moe_config(moe_intermediate_size=64)],
+    ids=["dense", "with experts"],
+)
+def test_8_bit_weights_give_the_scores_that_a_cpu_computes_from_them(start, tmp_path, config):
+    folder = write_scaled_checkpoint(tmp_path / "model", config, block=(32, 32))
+    eager = {"graphs": "off", "req_graph_sizes": "auto", "token_graph_sizes": "auto"}
+    as_gpu = {**eager, "device": "cpu", "kernels": "linear=fp8,scaled_experts=reference"}
+    gpu = start(model=str(folder), dtype="bfloat16")
+    cores = [
+        gpu,
+        start(model=str(folder), dtype="bfloat16", **eager),
+        start(model=str(folder), dtype="bfloat16", **as_gpu),
+        start(model=str(folder), dtype="float32", **as_gpu),
+    ]
+    params = SamplingParams(temperature=0.0, prompt_logprobs=0, ignore_eos=True)
+    scores, tokens = [], []
+    for core in cores:
+        add(core, "all", ids(120, 5), params, max_tokens=16)
+        found, chosen = [], []
+        while core.has_work:
+            for update in core.step():
+                found += [each.logprobs[0] for each in update.prompt_logprobs]
+                chosen += update.token_ids
+        scores.append(torch.tensor(found))
+        tokens.append(chosen)
+
+    backends = {op: backend for op, backend, _ in gpu.ready().choices}
+    assert "fp8" in backends["linear"]
+    assert backends.get("scaled_experts", "triton") == "triton"
+    assert tokens[0] == tokens[1]
+    assert len(scores[0]) == 119
+    # Other additions give some numbers the other of two near codes: as far as float32 is from bfloat16.
+    spread = (scores[2] - scores[3]).abs().mean()
+    assert (scores[0] - scores[2]).abs().mean() < 1.5 * spread
 
 
 @pytest.mark.parametrize("graphs", ["startup", "off"])

@@ -13,10 +13,11 @@ import pytest
 import torch
 
 from tests.support.device import no_host_wait
+from tests.support.interpreted import mend_interpreter
 from tokamak.ops.case import difference
 from tokamak.ops.load import load_backends
-from tokamak.ops.moe_experts import moe_experts
-from tokamak.ops.moe_experts.cases import moe_experts_cases
+from tokamak.ops.moe_experts import moe_experts, scaled_experts
+from tokamak.ops.moe_experts.cases import moe_experts_cases, scaled_experts_cases
 from tokamak.ops.moe_route import moe_route
 from tokamak.ops.moe_route.cases import moe_route_cases
 
@@ -30,6 +31,8 @@ pytestmark = [
     ),
 ]
 DEVICE = "cuda" if HAS_GPU and not INTERPRETED else "cpu"
+if INTERPRETED:
+    mend_interpreter()
 watched = no_host_wait if DEVICE == "cuda" else contextlib.nullcontext
 
 
@@ -42,23 +45,39 @@ def on_device(arguments):
     return [each.to(DEVICE) if isinstance(each, torch.Tensor) else each for each in arguments]
 
 
+def as_matrices(x, ids, weights, *others):
+    """What the forms take, from the arguments of either op."""
+    from tokamak.ops.moe_experts.matrix import ExpertMatrix
+
+    if len(others) == 2:
+        gate_up, down = (ExpertMatrix(each) for each in others)
+    else:
+        *tensors, blocks = others
+        gate_up, down = (ExpertMatrix(*tensors[at : at + 2], blocks) for at in (0, 2))
+    return x, ids, weights, gate_up, down
+
+
+def chosen(*arguments):
+    return backend(moe_experts if len(arguments) == 5 else scaled_experts)(*arguments)
+
+
 def few(*arguments):
     from tokamak.ops.moe_experts.triton_few import experts_of_few
 
-    return experts_of_few(*arguments)
+    return experts_of_few(*as_matrices(*arguments))
 
 
 def few_in_small_tiles(*arguments):
     from tokamak.ops.moe_experts.triton_few import FewTiles, experts_of_few
 
     tiles = FewTiles(gate_up_features=8, gate_up_inputs=32, down_features=16, down_inputs=16)
-    return experts_of_few(*arguments, tiles)
+    return experts_of_few(*as_matrices(*arguments), tiles)
 
 
 def grouped(*arguments):
     from tokamak.ops.moe_experts.triton_grouped import grouped_experts
 
-    return grouped_experts(*arguments)
+    return grouped_experts(*as_matrices(*arguments))
 
 
 def grouped_by(pairs, turned):
@@ -66,12 +85,16 @@ def grouped_by(pairs, turned):
 
     features = 64 if turned else 16
     tile = Tile(features, 32, 4, 2, turned)
-    tiles = GroupedTiles(pairs, tile, replace(tile, inputs=16))
-    return lambda *arguments: grouped_experts(*arguments, tiles)
+    # 8-bit numbers are multiplied 32 at a time at least.
+    halves = GroupedTiles(pairs, tile, replace(tile, inputs=16))
+    whole = GroupedTiles(pairs, tile, tile)
+    return lambda *arguments: grouped_experts(
+        *as_matrices(*arguments), halves if len(arguments) == 5 else whole
+    )
 
 
 FORMS = {
-    "chosen": lambda *arguments: backend(moe_experts)(*arguments),
+    "chosen": chosen,
     "few": few,
     "few in small tiles": few_in_small_tiles,
     "grouped": grouped,
@@ -79,6 +102,8 @@ FORMS = {
     "grouped by 64": lambda *arguments: grouped_by(64, turned=False)(*arguments),
     "grouped by 16, turned": lambda *arguments: grouped_by(16, turned=True)(*arguments),
 }
+SCALED_FORMS = ("chosen", "few in small tiles", "grouped by 16, turned")
+"""Forms that the slow interpreter multiplies 8-bit numbers in."""
 every_form = pytest.mark.parametrize("form", FORMS.values(), ids=FORMS)
 
 
@@ -92,8 +117,11 @@ def suits(name, case):
         return True
     if not INTERPRETED:
         return ids.numel() > 0
+    if case in scaled_experts_cases and name not in SCALED_FORMS:
+        return False
     takes_few = name.startswith("few") or (name == "chosen" and ids.numel() <= 16)
-    return 0 < ids.numel() <= 16 if takes_few else ids.numel() > 0 and x.dtype == torch.float32
+    known = x.dtype == torch.float32 or case in scaled_experts_cases
+    return 0 < ids.numel() <= 16 if takes_few else ids.numel() > 0 and known
 
 
 every_form_and_case = pytest.mark.parametrize(
@@ -101,7 +129,7 @@ every_form_and_case = pytest.mark.parametrize(
     [
         pytest.param(form, case, id=f"{name}: {case}")
         for name, form in FORMS.items()
-        for case in moe_experts_cases
+        for case in [*moe_experts_cases, *scaled_experts_cases]
         if suits(name, case)
     ],
 )
@@ -156,7 +184,7 @@ def test_a_zero_below_zero_is_equal_to_one_above():
 @every_form_and_case
 def test_every_form_computes_what_the_reference_does(form, case):
     inputs = case.make()
-    expected = moe_experts(*inputs)
+    expected = (moe_experts if case in moe_experts_cases else scaled_experts)(*inputs)
     arguments = on_device(inputs)
 
     with watched():

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import functools
+import json
+import operator
 
 import agents
 import openai
@@ -13,15 +16,48 @@ from openai.types.chat import ChatCompletion, ChatCompletionChunk
 from pydantic import BaseModel, TypeAdapter
 
 from tests.support.live_server import serving
-from tests.support.scripted_engine import ScriptedCore, counts, says
+from tests.support.scripted_engine import ScriptedCore, byte_tokenizer, counts, says
+from tokamak.text import dsml
+from tokamak.text.deepseek_chat import DeepseekChat
 
 MESSAGES = [{"role": "user", "content": "Hi"}]
+
+ADD = {
+    "type": "function",
+    "function": {
+        "name": "add",
+        "parameters": {
+            "type": "object",
+            "properties": {"a": {"type": "integer"}, "b": {"type": "integer"}},
+            "required": ["a", "b"],
+            "additionalProperties": False,
+        },
+        "strict": True,
+    },
+}
+
+CALL = dsml.write_calls(dsml.V41, [{"function": {"name": "add", "arguments": {"a": 2, "b": 3}}}])
+
+
+def adds(request, position):
+    """Call a tool, and say its result once it is there."""
+    prompt = byte_tokenizer().decode(request.prompt_ids, skip_special_tokens=False)
+    has_result = "<tool_result>5</tool_result>" in prompt
+    text = "I have it.</think>It is 5." if has_result else f"I must add.</think>{CALL}"
+    return says(text)(request, position)
 
 
 @pytest.fixture(scope="module")
 def talker():
     """A server whose model says one sentence."""
     with serving(says("Hello there.")) as live:
+        yield live
+
+
+@pytest.fixture(scope="module")
+def caller():
+    """A server whose model reasons and calls a tool."""
+    with serving(adds, template=DeepseekChat("deepseek_v41")) as live:
         yield live
 
 
@@ -81,6 +117,41 @@ def test_openai_s_stream_helper_builds_the_final_answer(client):
 
     assert final.choices[0].message.content == "Hello there."
     assert final.choices[0].finish_reason == "stop"
+
+
+def test_openai_calls_tools_and_reads_reasoning(caller):
+    with openai.OpenAI(base_url=caller.url + "/v1", api_key="none") as client:
+        answer = client.chat.completions.create(
+            model="scripted", messages=MESSAGES, tools=[ADD], reasoning_effort="high"
+        )
+        message = answer.choices[0].message
+        (call,) = message.tool_calls
+        result = {"role": "tool", "tool_call_id": call.id, "content": "5"}
+        end = client.chat.completions.create(
+            model="scripted",
+            messages=[*MESSAGES, message.model_dump(exclude_none=True), result],
+            tools=[ADD],
+        )
+
+    parses_strictly(ChatCompletion, answer)
+    assert answer.choices[0].finish_reason == "tool_calls"
+    assert message.content is None
+    assert message.reasoning_content == "I must add."
+    assert (call.function.name, json.loads(call.function.arguments)) == ("add", {"a": 2, "b": 3})
+    assert end.choices[0].message.content == "It is 5."
+
+
+def test_openai_s_stream_helper_builds_calls(caller):
+    with (
+        openai.OpenAI(base_url=caller.url + "/v1", api_key="none") as client,
+        client.chat.completions.stream(model="scripted", messages=MESSAGES, tools=[ADD]) as stream,
+    ):
+        kinds = {event.type for event in stream}
+        final = stream.get_final_completion()
+
+    assert "tool_calls.function.arguments.delta" in kinds
+    assert final.choices[0].finish_reason == "tool_calls"
+    assert final.choices[0].message.tool_calls[0].function.parsed_arguments == {"a": 2, "b": 3}
 
 
 def test_openai_completes(client):
@@ -155,6 +226,17 @@ def test_langchain_chats_and_streams(talker):
     assert "".join(part.content for part in parts) == "Hello there."
 
 
+def test_langchain_calls_tools(caller):
+    model = ChatOpenAI(model="scripted", base_url=caller.url + "/v1", api_key="none")
+
+    whole = model.bind_tools([ADD]).invoke("Hi")
+    streamed = functools.reduce(operator.add, model.bind_tools([ADD]).stream("Hi"))
+
+    for answer in (whole, streamed):
+        (call,) = answer.tool_calls
+        assert (call["name"], call["args"]) == ("add", {"a": 2, "b": 3})
+
+
 def test_langchain_completes(talker):
     model = OpenAI(model="scripted", base_url=talker.url + "/v1", api_key="none", max_tokens=5)
 
@@ -178,3 +260,28 @@ def test_openai_agents_run_and_stream(talker):
             return whole.final_output, streamed.final_output
 
     assert asyncio.run(talk()) == ("Hello there.", "Hello there.")
+
+
+def test_openai_agents_use_a_tool(caller):
+    agents.set_tracing_disabled(True)
+
+    @agents.function_tool
+    def add(a: int, b: int) -> int:
+        """Add two numbers."""
+        return a + b
+
+    async def talk():
+        async with openai.AsyncOpenAI(base_url=caller.url + "/v1", api_key="none") as client:
+            agent = agents.Agent(
+                name="adder",
+                instructions="Add.",
+                model=agents.OpenAIChatCompletionsModel(model="scripted", openai_client=client),
+                tools=[add],
+            )
+            whole = await agents.Runner.run(agent, "2 + 3?")
+            streamed = agents.Runner.run_streamed(agent, "2 + 3?")
+            async for _ in streamed.stream_events():
+                pass
+            return whole.final_output, streamed.final_output
+
+    assert asyncio.run(talk()) == ("It is 5.", "It is 5.")

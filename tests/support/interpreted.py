@@ -1,8 +1,8 @@
 """How far are Triton backends from the reference, when kernels are interpreted on the CPU?
 
 Whether Triton interprets is settled when it is imported, so the cases run in a process of their own.
-Two things of Triton 3.6's interpreter are put right there: it cuts bfloat16 off instead of rounding it, and
-NumPy 2.4 refuses the arrays of one number it makes loop bounds of.
+Three things of Triton 3.6's interpreter are put right there: it cuts bfloat16 and fp8 off instead of rounding them,
+knows no NaN of fp8, and NumPy 2.4 refuses the arrays of one number it makes loop bounds of.
 """
 
 from __future__ import annotations
@@ -46,17 +46,23 @@ def cases_at(place: str) -> list[Case]:
 
 
 def mend_interpreter() -> None:
-    """Round float32 to bfloat16 as a device does, and let loops run over numbers that kernels computed."""
+    """Convert numbers as a device does, and let loops run over numbers that kernels computed."""
     import triton.language as tl
     from triton.runtime import interpreter
 
-    convert, patch = interpreter._convert_float, interpreter._patch_lang_tensor
+    patch = interpreter._patch_lang_tensor
+    # How numbers are kept while kernels are interpreted, and what they are.
+    kinds = {
+        tl.float32: (np.float32, torch.float32),
+        tl.float16: (np.float16, torch.float16),
+        tl.bfloat16: (np.uint16, torch.bfloat16),
+        tl.float8e4nv: (np.uint8, torch.float8_e4m3fn),
+    }
 
     def rounded(numbers, kind, new_kind, rounding_mode):
-        if (kind, new_kind) != (tl.float32, tl.bfloat16):
-            return convert(numbers, kind, new_kind, rounding_mode)
-        wide = torch.from_numpy(np.array(numbers, dtype=np.float32))
-        return wide.bfloat16().view(torch.uint16).numpy()
+        (kept, dtype), (new_kept, new_dtype) = kinds[kind], kinds[new_kind]
+        found = torch.from_numpy(np.array(numbers, dtype=kept)).view(dtype).to(new_dtype)
+        return found.view(torch.uint8).numpy().view(new_kept).reshape(np.shape(numbers))
 
     def patched(tensor, scope):
         patch(tensor, scope)

@@ -28,6 +28,7 @@ from tokamak.config.engine import ServerConfig
 from tokamak.engine.client import EngineClient
 from tokamak.server.app import create_app
 from tokamak.server.state import Connect, ServerState
+from tokamak.text.chat_format import ChatFormat
 
 T = TypeVar("T")
 
@@ -109,6 +110,7 @@ def serving(
     token_s: float = 0.0,
     before_connect: Callable[[], Awaitable[None]] | None = None,
     served_names: tuple[str, ...] = ("scripted",),
+    template: ChatFormat | None = None,
     **config: Any,
 ) -> Iterator[LiveServer]:
     """A server over a scripted engine; with `before_connect` the engine comes after that has run."""
@@ -116,7 +118,9 @@ def serving(
     async def connect() -> EngineClient:
         if before_connect is not None:
             await before_connect()
-        engine = ScriptedEngine(script, core=core, token_s=token_s, served_names=served_names)
+        engine = ScriptedEngine(
+            script, core=core, token_s=token_s, served_names=served_names, template=template
+        )
         engine.start()
         return engine
 

@@ -38,6 +38,7 @@ from tokamak.engine.messages import (
     StepUpdates,
     ToEngine,
 )
+from tokamak.text.chat_format import ChatFormat
 from tokamak.text.chat_template import ChatTemplate
 from tokamak.text.tokenizer import Tokenizer, byte_alphabet
 
@@ -295,7 +296,7 @@ class ScriptedEngine(FrontEnd):
         *,
         token_s: float = 0.0,
         served_names: tuple[str, ...] = ("scripted",),
-        template: ChatTemplate | None = None,
+        template: ChatFormat | None = None,
         core: ScriptedCore | None = None,
     ) -> None:
         self.core = ScriptedCore(script=script) if core is None else core

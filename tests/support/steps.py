@@ -31,6 +31,7 @@ def a_build(
     *,
     max_model_len: int = 256,
     prefer: Mapping[str, str] | None = None,
+    cache_dtype: str = "",
 ) -> Build:
     """A build for this CPU, exact in float32."""
     return Build(
@@ -40,6 +41,7 @@ def a_build(
         exact=dtype == torch.float32,
         max_model_len=max_model_len,
         prefer=prefer or {},
+        cache_dtype=cache_dtype,
     )
 
 

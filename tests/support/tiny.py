@@ -14,6 +14,8 @@ from safetensors.torch import save_file
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from torch import Tensor
 
+from tokamak.quant.weights import fp8_weight
+
 VOCAB_TOKENS = 320
 END_OF_TEXT, START_OF_TURN, END_OF_TURN = 0, 1, 2
 SPECIAL_TOKENS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
@@ -187,6 +189,22 @@ def tiny_tokenizer(vocab_tokens: int = VOCAB_TOKENS) -> Tokenizer:
     tokenizer.decoder = decoders.ByteLevel()
     tokenizer.add_special_tokens([AddedToken(token, special=True) for token in SPECIAL_TOKENS])
     return tokenizer
+
+
+def write_scaled_checkpoint(
+    folder: Path, config: Mapping[str, object], *, block: tuple[int, int]
+) -> Path:
+    """Write a checkpoint whose projections are 8-bit numbers with a scale per block."""
+    tensors = tiny_weights(config)
+    for name in [name for name in tensors if name.endswith("_proj.weight")]:
+        scaled = fp8_weight(tensors[name], block, powers_of_two=False)
+        tensors[name] = scaled.codes
+        tensors[name.removesuffix("weight") + "weight_scale_inv"] = scaled.scales
+    write_checkpoint(folder, config)
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    said = {"quant_method": "fp8", "weight_block_size": [*block]}
+    write_json(folder / "config.json", {**config, "quantization_config": said})
+    return folder
 
 
 def write_checkpoint(

@@ -11,7 +11,11 @@ from torch import Tensor
 
 from tokamak.cache.layout import ArenaLayout
 
-_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+_DTYPES = {
+    "float32": torch.float32,
+    "bfloat16": torch.bfloat16,
+    "fp8": torch.float8_e4m3fn,
+}
 
 
 class Arena:

@@ -23,6 +23,9 @@ TABLE_FORMATS = ("I64", "I32")
 SCALED_FORMATS = ("F8_E4M3",)
 """Formats read as they are, whose scales are another tensor."""
 
+SCALE_FORMATS = (*PLAIN_FORMATS, "F8_E8M0")
+"""Formats of scales that are a tensor of their own."""
+
 DEQUANTISED_FORMATS = (
     *("Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "TQ1_0", "TQ2_0", "MXFP4", "NVFP4"),
     *("IQ1_S", "IQ1_M", "IQ2_XXS", "IQ2_XS", "IQ2_S", "IQ3_XXS", "IQ3_S", "IQ4_NL", "IQ4_XS"),
@@ -41,6 +44,10 @@ class Format:
     def bytes_of(self, shape: tuple[int, ...]) -> int:
         """Bytes of a tensor whose last axis is made of whole blocks."""
         return prod(shape) // self.block_numbers * self.block_bytes
+
+
+PACKED_FORMAT = Format("E2M1", 2, 1)
+"""Two numbers of 4 bits in a byte, whose scales are another tensor; safetensors files call the bytes I8."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +74,11 @@ class TensorEntry:
     def nbytes(self) -> int:
         """Bytes it takes in the file."""
         return self.format.bytes_of(self.shape)
+
+    @property
+    def bytes_with_scales(self) -> int:
+        """Bytes it and its scales take in the checkpoint."""
+        return self.nbytes + (self.scales.entry.nbytes if self.scales else 0)
 
     @property
     def where(self) -> str:

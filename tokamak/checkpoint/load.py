@@ -19,14 +19,18 @@ import torch
 
 from tokamak.checkpoint.entry import TensorEntry
 from tokamak.checkpoint.read import Reader, can_read
+from tokamak.checkpoint.scaled import Scheme
 from tokamak.checkpoint.source import Checkpoint
 from tokamak.checkpoint.upload import Uploader
-from tokamak.core.weight import Weight
+from tokamak.core.weight import DenseWeight, Weight
 from tokamak.errors import CheckpointError, UnsupportedModelError
+from tokamak.quant.weights import fp8_weight, mxfp4_weight
 
 log = logging.getLogger(__name__)
 
 HEAD = "lm_head.weight"
+
+EXPERTS = ".experts."
 
 EMBEDDING = "model.embed_tokens.weight"
 
@@ -48,8 +52,8 @@ class Loadable(Protocol):
         """Take the weights, convert, pack and place them."""
         ...
 
-    def load_random(self, generator: torch.Generator) -> None:
-        """Fill with seeded random numbers."""
+    def draw(self, generator: torch.Generator) -> list[Weight]:
+        """Random parts, for `load`."""
         ...
 
 
@@ -110,25 +114,28 @@ def load_model(
     return LoadReport(
         parameters=sum(prod(entry.shape) for entry in entries),
         tensors=len(entries),
-        stored_bytes=sum(entry.nbytes for entry in entries),
+        stored_bytes=sum(entry.bytes_with_scales for entry in entries),
         unused=unused,
         seconds=time.perf_counter() - began,
     )
 
 
-def load_random(model: LoadableModel, seed: int, device: torch.device = CPU) -> LoadReport:
+def load_random(
+    model: LoadableModel, seed: int, device: torch.device = CPU, scheme: Scheme | None = None
+) -> LoadReport:
     """Fill every parameter with random numbers: the same for the same seed, names and kind of device.
 
-    Numbers are drawn on the device, which the model was built for: a large model takes seconds there.
+    Numbers are drawn on the device, which the model was built for: a large model takes seconds there. scheme: how the
+    checkpoint's config says weights are quantised; random ones are then, too.
     """
     began = time.perf_counter()
     weights = model.weights()
     # What parameters draw without naming a device is drawn on this one.
     with device:
-        for name, (parameter, _) in weights.items():
+        for name, (parameter, sources) in weights.items():
             digest = hashlib.blake2b(f"{seed}:{name}".encode(), digest_size=7).digest()
             generator = torch.Generator(device).manual_seed(int.from_bytes(digest, "little"))
-            parameter.load_random(generator)
+            parameter.load(as_stored(parameter.draw(generator), sources, scheme))
     _end_loading(device)
     shapes = [shape for parameter, _ in weights.values() for shape in parameter.part_shapes]
     return LoadReport(
@@ -138,6 +145,36 @@ def load_random(model: LoadableModel, seed: int, device: torch.device = CPU) -> 
         unused=(),
         seconds=time.perf_counter() - began,
     )
+
+
+def load_nothing(model: LoadableModel, device: torch.device, scheme: Scheme | None) -> None:
+    """Give every parameter weights of its shapes and number format, whose numbers are whatever memory holds."""
+    for parameter, sources in model.weights().values():
+        parts: list[Weight] = [
+            DenseWeight(torch.empty(shape, device=device)) for shape in parameter.part_shapes
+        ]
+        parameter.load(as_stored(parts, sources, scheme))
+
+
+def as_stored(
+    parts: Sequence[Weight], sources: Sequence[str], scheme: Scheme | None
+) -> list[Weight]:
+    """Weights in the number format that checkpoint tensors of these names have under a scheme."""
+    if scheme is None:
+        return list(parts)
+    return [
+        _quantised(part, name, scheme) if isinstance(part, DenseWeight) else part
+        for part, name in zip(parts, sources, strict=True)
+    ]
+
+
+def _quantised(weight: DenseWeight, name: str, scheme: Scheme) -> Weight:
+    if not scheme.covers(name, weight.shape):
+        return weight
+    if scheme.packed and EXPERTS in name:
+        return mxfp4_weight(weight.values)
+    block = scheme.block or (1, weight.shape[1])
+    return fp8_weight(weight.values, block, powers_of_two=scheme.powers)
 
 
 def _end_loading(device: torch.device) -> None:

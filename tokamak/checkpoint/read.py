@@ -18,13 +18,15 @@ from torch import Tensor
 from tokamak.checkpoint.entry import (
     DEQUANTISED_FORMATS,
     GROUPED_FORMATS,
+    PACKED_FORMAT,
     PLAIN_FORMATS,
     TABLE_FORMATS,
     Scales,
     TensorEntry,
     check_range,
 )
-from tokamak.core.weight import DenseWeight, GroupedWeight, ScaledWeight, Weight
+from tokamak.core.minifloat import UE8M0
+from tokamak.core.weight import DenseWeight, GroupedWeight, PackedWeight, ScaledWeight, Weight
 from tokamak.errors import CheckpointError
 
 PLAIN_DTYPES: dict[str, torch.dtype] = dict(
@@ -59,21 +61,27 @@ class Reader:
             return DenseWeight(rows.view(PLAIN_DTYPES[form]).view(shape))
         if form in GROUPED_FORMATS and len(shape) == 2:
             return _grouped(rows, form)
+        if entry.scales is not None and entry.format == PACKED_FORMAT:
+            return PackedWeight(rows, self._scales(entry.scales))
         if entry.scales is not None:
             codes = rows.view(torch.float8_e4m3fn).view(shape)
             return ScaledWeight(codes, self._scales(entry.scales), entry.scales.block)
         return DenseWeight(_dequantised(rows, entry).view(shape))
 
     def _scales(self, scales: Scales) -> Tensor:
-        stored = self.stored_bytes(scales.entry).view(PLAIN_DTYPES[scales.entry.format.name])
-        return stored.float().view(scales.shape)
+        stored, form = self.stored_bytes(scales.entry), scales.entry.format.name
+        numbers = (
+            stored.view(PLAIN_DTYPES[form]).float() if form in PLAIN_DTYPES else stored.view(UE8M0)
+        )
+        return numbers.view(scales.shape)
 
     def stored_bytes(self, entry: TensorEntry) -> Tensor:
         """The bytes of a tensor as they are in the file: [bytes] uint8."""
         check_range(entry, entry.file.stat().st_size)
         found = self._file(entry.file)[entry.offset : entry.offset + entry.nbytes]
-        # Other programs may write plain numbers at odd places, where they cannot be viewed.
-        return found if found.data_ptr() % 8 == 0 else found.clone()
+        # Other programs may write plain numbers at odd places, where only bytes can be viewed.
+        viewed = entry.format.block_bytes == 1 or found.data_ptr() % 8 == 0
+        return found if viewed else found.clone()
 
     def _stored_rows(self, entry: TensorEntry) -> Tensor:
         rows = entry.shape[0] if entry.shape else 1

@@ -23,13 +23,15 @@ from tokamak.checkpoint.gguf_config import (
     read_config,
 )
 from tokamak.checkpoint.safetensors import find_tensors
-from tokamak.checkpoint.scaled import join_scales
+from tokamak.checkpoint.scaled import Scheme, join_scales
 from tokamak.config.engine import ModelFacts
 from tokamak.errors import CheckpointError, ModelNotFoundError, UnsupportedModelError
 
 CONFIG = "config.json"
 
-STORED_NAMES = {"F32": "float32", "BF16": "bfloat16", "F16": "float16", "F8_E4M3": "float8"}
+STORED_NAMES = {
+    "F32": "float32", "BF16": "bfloat16", "F16": "float16", "F8_E4M3": "float8", "E2M1": "float4",
+}  # fmt: skip
 """How plain formats are called in facts; block formats keep their GGUF names."""
 
 
@@ -37,10 +39,16 @@ class Checkpoint:
     """A model's config and its tensors' places."""
 
     def __init__(
-        self, path: Path, config: dict[str, Any], entries: Mapping[str, TensorEntry]
+        self,
+        path: Path,
+        config: dict[str, Any],
+        entries: Mapping[str, TensorEntry],
+        scheme: Scheme | None = None,
     ) -> None:
         self.path = path
         self.config = config
+        self.scheme = scheme
+        """How its config says that weights are quantised; None where it says nothing."""
         self._entries = dict(entries)
 
     def names(self) -> tuple[str, ...]:
@@ -86,14 +94,17 @@ class Checkpoint:
         entries = self._entries.values()
         bytes_by_format: Counter[str] = Counter()
         for entry in entries:
-            bytes_by_format[entry.format.name] += entry.nbytes
+            bytes_by_format[entry.format.name] += entry.bytes_with_scales
         if entries:
             main = bytes_by_format.most_common(1)[0][0]
             stored, weight_bytes = STORED_NAMES.get(main, main), bytes_by_format.total()
             parameters = sum(prod(entry.shape) for entry in entries)
+            scaled = sum(prod(entry.shape) for entry in entries if entry.scales is not None)
         else:
             stored = str(self.config.get("dtype") or self.config.get("torch_dtype") or "float32")
-            parameters, weight_bytes = self._expected_parameters(kv_heads, head_dim), 0
+            in_layers, outside = self._expected_parameters(kv_heads, head_dim)
+            parameters, weight_bytes = in_layers + outside, 0
+            scaled = 0 if self.scheme is None else in_layers
         return ModelFacts(
             architecture=self.architecture,
             vocab_tokens=self._size("vocab_size"),
@@ -101,6 +112,7 @@ class Checkpoint:
             stored_dtype=stored,
             weight_bytes=weight_bytes,
             parameters=parameters,
+            scaled_parameters=scaled,
             cache_token_numbers=cache_token_numbers(self._text, head_dim)
             if compressed
             else 2 * layers * kv_heads * head_dim,
@@ -121,8 +133,8 @@ class Checkpoint:
             mlp = max(mlp, chosen * (3 * inner + 2 * width))
         return 4 * width + max(attention, mlp)
 
-    def _expected_parameters(self, kv_heads: int, head_dim: int) -> int:
-        """Numbers of a decoder with the config's sizes, norms and biases left out."""
+    def _expected_parameters(self, kv_heads: int, head_dim: int) -> tuple[int, int]:
+        """Numbers of a decoder's layers with the config's sizes, norms and biases left out, and of its embeddings."""
         width, heads = self._size("hidden_size"), self._size("num_attention_heads")
         attention = width * head_dim * (2 * heads + 2 * kv_heads)
         embeddings = 1 if self._text.get("tie_word_embeddings") else 2
@@ -136,7 +148,7 @@ class Checkpoint:
             of_sparse = experts * width * (3 * self._size("moe_intermediate_size") + 1)
         of_dense = 3 * width * self._dense_width()
         mlps = sparse * of_sparse + (layers - sparse) * of_dense
-        return layers * attention + mlps + embeddings * self._size("vocab_size") * width
+        return layers * attention + mlps, embeddings * self._size("vocab_size") * width
 
     def _experts(self) -> int:
         """Experts of a layer that has some; 0 where none is said to."""

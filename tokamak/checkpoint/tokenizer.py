@@ -19,7 +19,9 @@ from tokamak.checkpoint.gguf_vocabulary import END_TEXTS, read_vocabulary
 from tokamak.checkpoint.source import CONFIG, open_checkpoint, read_json
 from tokamak.checkpoint.tokenizer_cache import cached_tokenizer
 from tokamak.errors import CheckpointError, ModelNotFoundError, OptionError, UnsupportedModelError
+from tokamak.text.chat_format import ChatFormat, ToolFormat
 from tokamak.text.chat_template import ChatTemplate
+from tokamak.text.deepseek_chat import DeepseekChat
 from tokamak.text.tokenizer import Tokenizer
 
 log = logging.getLogger(__name__)
@@ -33,6 +35,12 @@ GENERATION_CONFIG = "generation_config.json"
 TEMPLATE = "chat_template.jinja"
 
 OTHER_VOCABULARIES = ("tokenizer.model", "tekken.json", "vocab.json", "vocab.txt", "spiece.model")
+
+DEEPSEEK_FORMATS: dict[str, ToolFormat] = {
+    "DeepseekV4ForCausalLM": "deepseek_v4",
+    "DeepseekV41ForCausalLM": "deepseek_v41",
+}
+"""Chat formats by architecture, for checkpoints that come without a template."""
 
 LLAMA_CLASSES = ("LlamaTokenizer", "LlamaTokenizerFast", "CodeLlamaTokenizer")
 """Tokenizer classes whose add_bos_token overrules what tokenizer.json does."""
@@ -67,8 +75,10 @@ def load_tokenizer(path: Path, *, load_format: Literal["auto", "random"] = "auto
     )
 
 
-def load_chat_template(path: Path, override: str | None) -> ChatTemplate | None:
-    """The chat template: the file `override` if given, else the model's own; None if it has none.
+def load_chat_template(path: Path, override: str | None) -> ChatFormat | None:
+    """The chat format: the template file `override` if given, else the model's own; None if it has none.
+
+    A model without a template has a format if one is known for its architecture.
 
     Raises:
         OptionError: `override` is no file, or no valid template.
@@ -80,7 +90,7 @@ def load_chat_template(path: Path, override: str | None) -> ChatTemplate | None:
         source, bos_token, eos_token = _folder_template(path)
     if override is None:
         if source is None:
-            return None
+            return _architecture_format(path)
         return ChatTemplate(source, bos_token=bos_token, eos_token=eos_token)
     try:
         text = Path(override).expanduser().read_text(encoding="utf-8")
@@ -90,6 +100,16 @@ def load_chat_template(path: Path, override: str | None) -> ChatTemplate | None:
             f"chat_template {override!r} cannot be used: {error}",
             hint="give the path of a file with a Jinja template, or leave it out",
         ) from error
+
+
+def _architecture_format(path: Path) -> ChatFormat | None:
+    """The format of architectures whose checkpoints have no template."""
+    config = (read_json(path / CONFIG) or {}) if path.is_dir() else {}
+    match config.get("architectures"):
+        case [str(name), *_] if name in DEEPSEEK_FORMATS:
+            return DeepseekChat(DEEPSEEK_FORMATS[name])
+        case _:
+            return None
 
 
 def _gguf_template(path: Path) -> tuple[str | None, str, str]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from tokamak.core.weight import DenseWeight, GroupedWeight, ScaledWeight, Weight
+from tokamak.core.weight import DenseWeight, GroupedWeight, PackedWeight, ScaledWeight, Weight
 
 BUFFER_BYTES = 64 * 1024**2
 
@@ -31,6 +31,8 @@ class Uploader:
             return DenseWeight(self.tensor(weight.values))
         if isinstance(weight, ScaledWeight):
             return ScaledWeight(self.tensor(weight.codes), self.tensor(weight.scales), weight.block)
+        if isinstance(weight, PackedWeight):
+            return PackedWeight(self.tensor(weight.codes), self.tensor(weight.scales))
         return GroupedWeight(
             codes=self.tensor(weight.codes),
             scales=self.tensor(weight.scales),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from tokamak.config.options import EngineOptions
+from tokamak.config.reasons import AUTO
 from tokamak.config.settle_device import settle_device
 from tokamak.device.facts import cpu_facts, probe_nvidia
 from tokamak.ops.load import load_backends
@@ -18,7 +19,9 @@ def op_choices(options: EngineOptions) -> list[Choice]:
     load_backends()
     prefer = dict(pair.split("=", 1) for pair in options.kernels)
     facts = settle_device(options.device, cpu_facts(), probe_nvidia()).facts
-    return [OPS[name].bind(facts, prefer.get(name))[1] for name in sorted(OPS)]
+    asked = options.kv_cache_dtype
+    other = None if asked in (AUTO, options.dtype) else asked
+    return [OPS[name].bind(facts, prefer.get(name), cache_dtype=other)[1] for name in sorted(OPS)]
 
 
 def op_backends() -> dict[str, tuple[str, ...]]:

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from types import FrameType
 from typing import TYPE_CHECKING
 
+import msgspec
 from rich.console import Console
 
 import tokamak
@@ -24,6 +25,12 @@ from tokamak.config.options import EngineOptions
 from tokamak.core.generation import GenerationEvent
 from tokamak.core.request import FinishReason, SamplingParams
 from tokamak.errors import RequestError
+from tokamak.server.parsers.answer import (
+    AnswerDelta,
+    AnswerReader,
+    answer_reader,
+    reads_special_tokens,
+)
 from tokamak.telemetry.log import set_up_logging
 
 with contextlib.suppress(ImportError):
@@ -57,7 +64,7 @@ def run(arguments: list[str]) -> int:
     with loading or contextlib.nullcontext():
         llm = tokamak.LLM(options.model, **asked_options(options))
     with llm:
-        conversation = Conversation(llm, params, system=parsed.system)
+        conversation = Conversation(llm, params, parsed.system, aside=console)
         if parsed.ask is not None:
             conversation.say(parsed.ask)
             return 0
@@ -103,6 +110,10 @@ class Conversation:
     params: SamplingParams
     system: str | None = None
     messages: list[dict[str, str]] = field(default_factory=list[dict[str, str]])
+    aside: Console = field(default_factory=lambda: Console(stderr=True, highlight=False))
+    """Where reasoning is shown, so that stdout has the answers alone."""
+    _reasons: bool = False
+    """What was shown last is reasoning."""
 
     def say(self, text: str) -> GenerationEvent | None:
         """Send a message and print the answer as it comes; returns its last event.
@@ -113,19 +124,42 @@ class Conversation:
         asked = {"role": "user", "content": text}
         answer: list[str] = []
         last: GenerationEvent | None = None
-        events = self.llm.stream_chat([*opening, *self.messages, asked], self.params)
+        messages = [*opening, *self.messages, asked]
+        reader, params = self._reading(messages)
+        events = self.llm.stream_chat(messages, params)
         with contextlib.closing(events), interrupted() as stop:
             for event in events:
                 last = event
-                answer.append(event.text)
-                sys.stdout.write(event.text)
-                sys.stdout.flush()
+                answer.append(self._show(reader.feed(event.text)))
                 if stop:
                     break
+        answer.append(self._show(reader.finish(cut=True)))
         sys.stdout.write("\n")
         sys.stdout.flush()
         self.messages += [asked, {"role": "assistant", "content": "".join(answer)}]
         return last
+
+    def _reading(self, messages: list[dict[str, str]]) -> tuple[AnswerReader, SamplingParams]:
+        """What reads the answer, and the parameters that let it see all it must."""
+        self._reasons = False
+        form = self.llm.chat_template
+        if form is None or form.reasoning_format is None:
+            return AnswerReader(), self.params
+        skips = not reads_special_tokens(self.llm.tokenizer, form.reasoning_format)
+        params = msgspec.structs.replace(self.params, skip_special_tokens=skips)
+        return answer_reader(form.render(messages), form.reasoning_format), params
+
+    def _show(self, news: AnswerDelta) -> str:
+        """Print reasoning aside and the answer to stdout; returns the answer's text."""
+        if news.reasoning:
+            self.aside.print(news.reasoning, style="dim", end="", markup=False, soft_wrap=True)
+            self._reasons = True
+        if news.content and self._reasons:
+            self.aside.print()
+            self._reasons = False
+        sys.stdout.write(news.content)
+        sys.stdout.flush()
+        return news.content
 
     def reset(self, system: str | None) -> None:
         """Forget all messages; `system` is the system message from now on."""

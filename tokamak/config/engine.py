@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from typing import Literal
 
 DType = Literal["float32", "bfloat16"]
+CacheDType = Literal["float32", "bfloat16", "fp8"]
+"""Number formats of keys and values. fp8 is E4M3 without a scale: numbers beyond 448 become that."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,6 +25,8 @@ class ModelFacts:
     weight_bytes: int
     """Bytes of the weights as stored."""
     parameters: int
+    scaled_parameters: int = 0
+    """Those of them that are stored in 8-bit floating-point numbers with scales."""
     cache_token_numbers: int = 0
     """Numbers a token adds to the caches of all layers; 0 where the checkpoint does not tell."""
     step_token_numbers: int = 0
@@ -42,7 +46,7 @@ class ModelConfig:
     load_format: Literal["auto", "random"]
     seed: int
     dtype: DType
-    """The number format of activations and caches."""
+    """The number format of activations."""
     exact: bool
     """Whether weights must keep every bit the file has: `dtype=float32` was asked for by name."""
     device: str
@@ -51,6 +55,8 @@ class ModelConfig:
     """Whether max_model_len was our choice: a start whose recordings leave less room shortens it."""
     chat_template: str | None
     """A path to a template that replaces the model's own."""
+    weight_bytes: int
+    """What the weights take at most as they are held here; see `settle_cache.held_weight_bytes`."""
     facts: ModelFacts
 
 
@@ -59,6 +65,8 @@ class CacheConfig:
     """How much is kept between steps."""
 
     block_tokens: int
+    dtype: CacheDType
+    """The number format of keys and values."""
     arena_bytes: int
     """Bytes for all blocks; the block count follows from the model's rows."""
     blocks: int | None

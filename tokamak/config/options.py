@@ -56,6 +56,11 @@ _DTYPE_SPELLINGS = {
     "bf16": "bfloat16",
 }
 
+_CACHE_DTYPE_SPELLINGS = {
+    "bf16": "bfloat16",
+    "fp8_e4m3": "fp8",
+}
+
 
 def _bytes(value: object) -> object:
     """`2GiB`, `512 MB` or `1.5G` as a number of bytes; other values pass for pydantic to judge."""
@@ -71,6 +76,10 @@ def _bytes(value: object) -> object:
 
 def _spelled_dtype(value: object) -> object:
     return _DTYPE_SPELLINGS.get(value, value) if isinstance(value, str) else value
+
+
+def _spelled_cache_dtype(value: object) -> object:
+    return _CACHE_DTYPE_SPELLINGS.get(value, value) if isinstance(value, str) else value
 
 
 def _strings(value: object) -> object:
@@ -170,6 +179,13 @@ class EngineOptions(BaseSettings):
     )
     kv_cache_memory_bytes: Annotated[Auto | ByteCount, BeforeValidator(_bytes)] = _option(
         "auto", "cache", "Memory for the cache of all requests, such as 2GiB."
+    )
+    kv_cache_dtype: Annotated[
+        Literal["auto", "bfloat16", "fp8"], BeforeValidator(_spelled_cache_dtype)
+    ] = _option(
+        "auto",
+        "cache",
+        "Keys and values: bfloat16 (bf16), fp8 (fp8_e4m3; unscaled, twice the tokens), or dtype's format.",
     )
     num_blocks_override: Count | None = _option(
         None, "cache", "Exactly this many cache blocks, whatever memory they take."

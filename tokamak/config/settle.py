@@ -22,7 +22,7 @@ from tokamak.config.engine import (
 )
 from tokamak.config.options import EngineOptions, ServeOptions
 from tokamak.config.reasons import AUTO, Reasons, size
-from tokamak.config.settle_cache import cache_block_bytes, settle_cache
+from tokamak.config.settle_cache import cache_block_bytes, held_weight_bytes, settle_cache
 from tokamak.config.settle_device import defaults_of, device_name, settle_dtype
 from tokamak.config.settle_graphs import settle_graphs
 from tokamak.device.facts import DeviceFacts
@@ -58,9 +58,17 @@ def settle_engine(
     dtype, why = settle_dtype(options.dtype, facts, model)
     reasons.note("dtype", dtype, why)
     scheduler = _settle_scheduler(options, facts, model, reasons)
-    cache, max_model_len = settle_cache(
-        options, facts, model, dtype, scheduler=scheduler, reasons=reasons
+    # `kernels` may ask for another form of every weight than the one it is stored in.
+    keeps_8_bits = (
+        dtype == "bfloat16"
+        and facts.multiplies_e4m3
+        and not any(pair.startswith(("linear=", "scaled_")) for pair in options.kernels)
     )
+    weight_bytes = held_weight_bytes(model, dtype, keeps_8_bits=keeps_8_bits)
+    cache, max_model_len = settle_cache(
+        options, facts, model, dtype,
+        weight_bytes=weight_bytes, scheduler=scheduler, reasons=reasons,
+    )  # fmt: skip
     config = EngineConfig(
         model=ModelConfig(
             path=str(path),
@@ -73,6 +81,7 @@ def settle_engine(
             max_model_len=max_model_len,
             shortens=options.max_model_len == AUTO,
             chat_template=_existing_template(options.chat_template),
+            weight_bytes=weight_bytes,
             facts=model,
         ),
         cache=cache,
@@ -82,7 +91,7 @@ def settle_engine(
         reasons=tuple(reasons.lines),
     )
     refuse_combinations(config)
-    block_bytes = cache_block_bytes(model, dtype, cache.block_tokens)
+    block_bytes = cache_block_bytes(model, cache.dtype, cache.block_tokens)
     if block_bytes:
         check_pool(config, (cache.blocks or cache.arena_bytes // block_bytes) - 1)
     return config

@@ -8,15 +8,19 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Literal
 
-from tokamak.config.engine import CacheConfig, DType, ModelFacts, SchedulerConfig
+from tokamak.config.engine import CacheConfig, CacheDType, DType, ModelFacts, SchedulerConfig
 from tokamak.config.options import EngineOptions
 from tokamak.config.reasons import AUTO, Reasons, size
 from tokamak.config.settle_device import defaults_of, step_bytes
 from tokamak.device.facts import DeviceFacts
 from tokamak.errors import OptionError
 
-DTYPE_BYTES: dict[DType, int] = {"float32": 4, "bfloat16": 2}
+DTYPE_BYTES: dict[CacheDType, int] = {"float32": 4, "bfloat16": 2, "fp8": 1}
+
+SCALED_SHARE = 128
+"""8-bit numbers of a weight that take at most one byte more with their scales."""
 
 NULL_BLOCKS = 1
 """Blocks no request can hold: padding rows point at them."""
@@ -40,13 +44,19 @@ class _Demand:
     fraction: float
 
 
-def cache_block_bytes(model: ModelFacts, dtype: DType, block_tokens: int) -> int:
+def cache_block_bytes(model: ModelFacts, dtype: CacheDType, block_tokens: int) -> int:
     """Bytes of one block of all layers; 0 where the checkpoint does not tell."""
     return block_tokens * model.cache_token_numbers * DTYPE_BYTES[dtype]
 
 
-def held_weight_bytes(model: ModelFacts, dtype: DType) -> int:
-    """What the weights take at most, in the model's arithmetic or as stored."""
+def held_weight_bytes(model: ModelFacts, dtype: DType, *, keeps_8_bits: bool) -> int:
+    """What the weights take at most, in the model's arithmetic or as stored.
+
+    keeps_8_bits: whether the device multiplies weights of 8-bit floating-point numbers as they are.
+    """
+    if keeps_8_bits:
+        scaled = model.scaled_parameters
+        return (model.parameters - scaled) * DTYPE_BYTES[dtype] + scaled + scaled // SCALED_SHARE
     return max(model.parameters * DTYPE_BYTES[dtype], model.weight_bytes)
 
 
@@ -56,6 +66,7 @@ def settle_cache(
     model: ModelFacts,
     dtype: DType,
     *,
+    weight_bytes: int,
     scheduler: SchedulerConfig,
     reasons: Reasons,
 ) -> tuple[CacheConfig, int]:
@@ -83,10 +94,11 @@ def settle_cache(
     fraction = reasons.pick(
         "memory_fraction", options.memory_fraction, defaults.memory_fraction, defaults.memory_why
     )
-    block_bytes = cache_block_bytes(model, dtype, block_tokens)
+    cache_dtype, why = _cache_dtype(options.kv_cache_dtype, dtype)
+    reasons.note("kv_cache_dtype", cache_dtype, why)
+    block_bytes = cache_block_bytes(model, cache_dtype, block_tokens)
     longest = model.max_position_tokens if options.max_model_len == AUTO else options.max_model_len
     request_blocks = math.ceil(longest / block_tokens)
-    weight_bytes = held_weight_bytes(model, dtype)
     of_steps = 0
     if defaults.holds_steps:
         of_steps = step_bytes(
@@ -123,12 +135,18 @@ def settle_cache(
     )
     cache = CacheConfig(
         block_tokens=block_tokens,
+        dtype=cache_dtype,
         arena_bytes=arena_bytes,
         blocks=options.num_blocks_override,
         room_bytes=None if asked else demand.room_bytes,
         prefix_caching=options.enable_prefix_caching,
     )
     return cache, max_model_len
+
+
+def _cache_dtype(asked: CacheDType | Literal["auto"], dtype: DType) -> tuple[CacheDType, str]:
+    """The number format of keys and values, and why."""
+    return (dtype, "as dtype") if asked == AUTO else (asked, "asked for")
 
 
 def _arena_bytes(
@@ -178,5 +196,5 @@ def _too_small(facts: DeviceFacts, demand: _Demand, least: int) -> OptionError:
         f"{demand.longest_tokens} takes {size(demand.request_bytes)}",
         hint=f"use memory_fraction={works} or more"
         if works <= 1.0
-        else "use a smaller model, a smaller max_model_len, or dtype=bfloat16",
+        else "use a smaller model, a smaller max_model_len, dtype=bfloat16, or kv_cache_dtype=fp8",
     )

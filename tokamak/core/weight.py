@@ -11,6 +11,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from tokamak.core.minifloat import UE8M0, factors_of, float_of_e2m1, unpack_nibbles
+
 GROUP_COLUMNS = 32
 """Columns that share a scale in the 4- and 8-bit block formats of GGUF."""
 
@@ -68,12 +70,12 @@ class GroupedWeight:
 class ScaledWeight:
     """8-bit floating-point numbers with a scale per block of rows and columns: w = code * scale.
 
-    A block is 128 x 128 numbers, or one row. Both codes and scales are numbers of float32, so a product of
-    theirs is rounded once.
+    A block is 128 x 128 or 32 x 32 numbers, 32 of a row, or one row. Both codes and scales are numbers of float32, so
+    a product of theirs is rounded once; scales that are powers of two make it exact in bfloat16 too.
     """
 
-    codes: Tensor  # [rows, columns]                                    float8_e4m3fn
-    scales: Tensor  # [rows / block rows, columns / block columns]      float32; both rounded up
+    codes: Tensor  # [rows, columns]                                float8_e4m3fn
+    scales: Tensor  # [rows / block rows, columns / block columns]  float32 or float8_e8m0fnu; both rounded up
     block: tuple[int, int]  # rows and columns that share a scale
 
     @property
@@ -84,13 +86,37 @@ class ScaledWeight:
     def dense(self, dtype: torch.dtype) -> Tensor:
         """The weight as a plain tensor."""
         rows, columns = self.codes.shape
-        wide = self.scales.repeat_interleave(self.block[0], 0)[:rows]
+        wide = factors_of(self.scales).repeat_interleave(self.block[0], 0)[:rows]
         if self.block[1] < columns:
             wide = wide.repeat_interleave(self.block[1], 1)[:, :columns]
         return (self.codes.float() * wide).to(dtype)
 
 
-Weight = DenseWeight | GroupedWeight | ScaledWeight
+@dataclass(frozen=True, slots=True)
+class PackedWeight:
+    """4-bit floating-point numbers (E2M1), two to a byte, with a scale per group of columns: w = code * scale.
+
+    Scales that are powers of two make the numbers exact in bfloat16; other products are rounded once, in float32.
+    """
+
+    codes: Tensor  # [rows, columns / 2]       uint8, the even column in the low half
+    scales: Tensor  # [rows, columns / group]  float8_e8m0fnu or float32; a group has 32 columns in MXFP4
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """[rows, columns]."""
+        rows, pairs = self.codes.shape
+        return rows, 2 * pairs
+
+    def dense(self, dtype: torch.dtype) -> Tensor:
+        """The weight as a plain tensor."""
+        rows, columns = self.shape
+        numbers = float_of_e2m1(unpack_nibbles(self.codes))
+        groups = numbers.view(rows, self.scales.shape[1], columns // self.scales.shape[1])
+        return (groups * factors_of(self.scales).unsqueeze(-1)).view(rows, columns).to(dtype)
+
+
+Weight = DenseWeight | GroupedWeight | ScaledWeight | PackedWeight
 
 
 def concatenate(parts: list[Weight] | tuple[Weight, ...]) -> Weight:
@@ -108,9 +134,13 @@ def concatenate(parts: list[Weight] | tuple[Weight, ...]) -> Weight:
     scaled = [part for part in parts if isinstance(part, ScaledWeight)]
     if len(scaled) == len(parts):
         return _concatenate_scaled(scaled)
-    dtypes = {part.values.dtype for part in parts if isinstance(part, DenseWeight)}
-    same = len(dtypes) == 1 and not grouped and not scaled
-    dtype = dtypes.pop() if same else torch.float32
+    packed = [part for part in parts if isinstance(part, PackedWeight)]
+    if len(packed) == len(parts) and len({_group(part) for part in packed}) == 1:
+        codes = torch.cat([part.codes for part in packed])
+        return PackedWeight(codes, _stacked([part.scales for part in packed]))
+    dtypes = {part.values.dtype if isinstance(part, DenseWeight) else None for part in parts}
+    dtype = dtypes.pop() if len(dtypes) == 1 else None
+    dtype = dtype or torch.float32
     return DenseWeight(torch.cat([part.dense(dtype) for part in parts]))
 
 
@@ -120,13 +150,28 @@ def _concatenate_scaled(parts: list[ScaledWeight]) -> Weight:
     whole = all(part.shape[0] % rows == 0 for part in parts[:-1])
     if len({part.block for part in parts}) == 1 and whole:
         codes = torch.cat([part.codes for part in parts])
-        return ScaledWeight(codes, torch.cat([part.scales for part in parts]), (rows, columns))
+        return ScaledWeight(codes, _stacked([part.scales for part in parts]), (rows, columns))
     if any(part.scales.shape[1] > 1 for part in parts):
         return DenseWeight(torch.cat([part.dense(torch.float32) for part in parts]))
     return ScaledWeight(
         codes=torch.cat([part.codes for part in parts]),
         scales=torch.cat(
-            [part.scales.repeat_interleave(part.block[0], 0)[: part.shape[0]] for part in parts]
+            [
+                factors_of(part.scales).repeat_interleave(part.block[0], 0)[: part.shape[0]]
+                for part in parts
+            ]
         ),
         block=(1, parts[0].shape[1]),
     )
+
+
+def _group(weight: PackedWeight) -> int:
+    """Columns that share a scale."""
+    return weight.shape[1] // weight.scales.shape[1]
+
+
+def _stacked(parts: list[Tensor]) -> Tensor:
+    """Scales end to end: powers of two as their bytes where all parts are such, else float32."""
+    if all(part.dtype == UE8M0 for part in parts):
+        return torch.cat([part.view(torch.uint8) for part in parts]).view(UE8M0)
+    return torch.cat([factors_of(part) for part in parts])

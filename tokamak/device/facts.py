@@ -38,6 +38,10 @@ CPU_FEATURES = (
 )
 
 
+E4M3_ARCHITECTURES = ("sm89", "sm90", "sm100", "sm103", "sm120", "sm121", "gfx950")
+"""GPUs with numbers of E4M3; gfx942 has another kind of the same name."""
+
+
 @dataclass(frozen=True, slots=True)
 class DeviceFacts:
     """One device, as backends and the settling of options see it."""
@@ -59,6 +63,11 @@ class DeviceFacts:
     def has(self, library: str) -> bool:
         """Whether an optional library is installed."""
         return library in self.libraries
+
+    @property
+    def multiplies_e4m3(self) -> bool:
+        """Whether its matrix units take 8-bit floating-point numbers as checkpoints store them, and Triton is there."""
+        return self.arch in E4M3_ARCHITECTURES and self.has("triton")
 
 
 @dataclass(frozen=True, slots=True)

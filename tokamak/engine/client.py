@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from tokamak.core.generation import EngineInfo, GenerationEvent, GenerationRequest
 from tokamak.engine.messages import EngineReport, EngineStats
-from tokamak.text.chat_template import ChatTemplate
+from tokamak.text.chat_format import ChatFormat
 from tokamak.text.tokenizer import Tokenizer
 
 
@@ -37,7 +37,7 @@ class EngineClient(ABC):
 
     info: EngineInfo
     tokenizer: Tokenizer
-    chat_template: ChatTemplate | None
+    chat_template: ChatFormat | None
 
     @abstractmethod
     def generate(self, request: GenerationRequest) -> AsyncIterator[GenerationEvent]:

@@ -19,7 +19,7 @@ from tokamak.config.settle_device import settle_device
 from tokamak.core.generation import EngineInfo
 from tokamak.device.facts import cpu_facts, probe_nvidia
 from tokamak.engine.messages import Ready
-from tokamak.text.chat_template import ChatTemplate
+from tokamak.text.chat_format import ChatFormat
 from tokamak.text.tokenizer import Tokenizer
 
 
@@ -41,7 +41,7 @@ def configure(options: EngineOptions, *, progress: bool = False) -> EngineConfig
     )
 
 
-def load_text(config: ModelConfig) -> tuple[Tokenizer, ChatTemplate | None]:
+def load_text(config: ModelConfig) -> tuple[Tokenizer, ChatFormat | None]:
     """A model's tokenizer, and its chat template if it has one."""
     path = Path(config.path)
     tokenizer = load_tokenizer(path, load_format=config.load_format)

@@ -30,7 +30,7 @@ from tokamak.engine.messages import (
 )
 from tokamak.engine.outputs import OutputStream
 from tokamak.errors import EngineDeadError, OverloadedError
-from tokamak.text.chat_template import ChatTemplate
+from tokamak.text.chat_format import ChatFormat
 from tokamak.text.tokenizer import Tokenizer
 
 DRAIN_RETRY_S = 5.0
@@ -41,7 +41,7 @@ class FrontEnd(EngineClient):
     """The part of an engine client that does not care where the engine runs."""
 
     def __init__(
-        self, info: EngineInfo, tokenizer: Tokenizer, chat_template: ChatTemplate | None
+        self, info: EngineInfo, tokenizer: Tokenizer, chat_template: ChatFormat | None
     ) -> None:
         self.info = info
         self.tokenizer = tokenizer

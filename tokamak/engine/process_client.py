@@ -17,7 +17,7 @@ from tokamak.engine.configure import engine_info, load_text
 from tokamak.engine.front_end import FrontEnd
 from tokamak.engine.launch import ENGINE_MODULE, EngineProcess
 from tokamak.engine.messages import Failed, Ready, StepUpdates, ToEngine
-from tokamak.text.chat_template import ChatTemplate
+from tokamak.text.chat_format import ChatFormat
 from tokamak.text.tokenizer import Tokenizer
 
 logger = logging.getLogger(__name__)
@@ -34,7 +34,7 @@ class ProcessClient(FrontEnd):
         process: EngineProcess,
         info: EngineInfo,
         tokenizer: Tokenizer,
-        chat_template: ChatTemplate | None,
+        chat_template: ChatFormat | None,
     ) -> None:
         super().__init__(info, tokenizer, chat_template)
         self._process = process
@@ -102,7 +102,7 @@ async def start_engine(
     *,
     process: EngineProcess | None = None,
     module: str = ENGINE_MODULE,
-    load: Callable[[ModelConfig], tuple[Tokenizer, ChatTemplate | None]] = load_text,
+    load: Callable[[ModelConfig], tuple[Tokenizer, ChatFormat | None]] = load_text,
 ) -> ProcessClient:
     """Start an engine process and wait until it serves.
 

@@ -31,6 +31,8 @@ class Build:
     exact: bool
     """Whether only exact arithmetic is allowed (float32 on the CPU: the oracle of the tests)."""
     max_model_len: int
+    cache_dtype: str = ""
+    """The number format of keys and values, as sub-caches name it; that of `dtype` when left out."""
     prefer: Mapping[str, str] = field(default_factory=dict)
     choices: dict[str, Choice] = field(default_factory=dict)
     live: set[str] = field(default_factory=set)
@@ -40,12 +42,25 @@ class Build:
     forms: dict[str, Counter[str]] = field(default_factory=dict)
     """How many weights took each packed form, for `linear` and `head`."""
 
+    def __post_init__(self) -> None:
+        self.cache_dtype = self.cache_dtype or self._own_dtype
+
+    @property
+    def _own_dtype(self) -> str:
+        """The name of `dtype`."""
+        return str(self.dtype).removeprefix("torch.")
+
+    def _choose(self, op: Op[P, R], prefer: str | None = None) -> tuple[Callable[P, R], Choice]:
+        """The backend of an op for this machine and these caches."""
+        other = None if self.cache_dtype == self._own_dtype else self.cache_dtype
+        return op.bind(self.facts, prefer, cache_dtype=other)
+
     def bind(self, op: Op[P, R], *, live: bool = False) -> Callable[P, R]:
         """The backend of an op on this machine; a plain call afterwards.
 
         `live` says that it is called in eager regions only, so that a token graph never records it.
         """
-        call, choice = op.bind(self.facts, self.prefer.get(op.name))
+        call, choice = self._choose(op, self.prefer.get(op.name))
         self.choices[op.name] = choice
         if live:
             self.live.add(op.name)
@@ -61,7 +76,7 @@ class Build:
         if op.name not in self.prefer:
             if any(part.name in self.prefer for part in parts):
                 return None
-            if op.bind(self.facts)[1].backend == REFERENCE:
+            if self._choose(op)[1].backend == REFERENCE:
                 return None
         return self.bind(op, live=live)
 

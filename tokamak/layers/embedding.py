@@ -13,7 +13,7 @@ from tokamak.layers.linear import random_matrix
 from tokamak.layers.norm import RMSNorm
 from tokamak.ops.embedding import embed
 from tokamak.ops.linear import PackedLinear
-from tokamak.ops.linear.device import DeviceLinear
+from tokamak.ops.linear.device import FusedLinear
 
 
 class Head:
@@ -40,20 +40,20 @@ class Head:
         assert weight.shape == self._shape, f"a head of {weight.shape} for {self._shape}"
         self._packed = self._build.pack(weight, head=True)
 
-    def load_random(self, generator: torch.Generator) -> None:
-        """Fill so that scores of normed rows have unit scale."""
-        self.load([random_matrix(self._shape, generator)])
+    def draw(self, generator: torch.Generator) -> list[Weight]:
+        """A random part that gives scores of normed rows unit scale."""
+        return [random_matrix(self._shape, generator)]
 
     def __call__(self, x: Tensor) -> Tensor:
         """x: [rows, width]; returns scores [rows, vocab], float32."""
         assert self._packed is not None, "the vocabulary head was called before it was loaded"
-        if isinstance(self._packed, DeviceLinear):
+        if isinstance(self._packed, FusedLinear):
             return self._packed.scores(x)
         return self._packed(x).float()
 
     def after_norm(self, hidden: Tensor, norm: RMSNorm) -> Tensor:
         """Norm rows of the residual stream [rows, width] and score them; returns [rows, vocab], float32."""
-        if isinstance(self._packed, DeviceLinear):
+        if isinstance(self._packed, FusedLinear):
             return self._packed.scores_after_norm(hidden, norm.weight.values, norm.eps)
         return self(norm(hidden))
 
@@ -88,9 +88,9 @@ class Embedding:
             shared = build.exact or isinstance(weight, DenseWeight)
             self._head.load([DenseWeight(table) if shared else weight])
 
-    def load_random(self, generator: torch.Generator) -> None:
-        """Fill so that a tied head's scores have unit scale."""
-        self.load([random_matrix(self._shape, generator)])
+    def draw(self, generator: torch.Generator) -> list[Weight]:
+        """A random part that gives a tied head's scores unit scale."""
+        return [random_matrix(self._shape, generator)]
 
     def __call__(self, token_ids: Tensor) -> Tensor:
         """token_ids: [tokens] int32; returns their vectors, a new [tokens, width] tensor."""

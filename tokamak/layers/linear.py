@@ -19,7 +19,7 @@ from tokamak.layers.build import Build
 from tokamak.layers.norm import RMSNorm
 from tokamak.layers.vector import Vector
 from tokamak.ops.linear import PackedLinear
-from tokamak.ops.linear.device import DeviceLinear
+from tokamak.ops.linear.device import FusedLinear
 
 
 class Linear:
@@ -52,9 +52,9 @@ class Linear:
         assert shapes == self._part_shapes, f"parts {shapes} for a linear of {self._part_shapes}"
         self._packed = self._build.pack(concatenate(tuple(parts)))
 
-    def load_random(self, generator: torch.Generator) -> None:
-        """Fill with numbers that keep the size of what passes through."""
-        self.load([random_matrix(shape, generator) for shape in self._part_shapes])
+    def draw(self, generator: torch.Generator) -> list[Weight]:
+        """Random parts that keep the size of what passes through."""
+        return [random_matrix(shape, generator) for shape in self._part_shapes]
 
     def __call__(self, x: Tensor) -> Tensor:
         """x: [rows, width]; returns [rows, sum of part rows] in the dtype of x."""
@@ -64,11 +64,9 @@ class Linear:
         return y
 
     @property
-    def fused(self) -> DeviceLinear | None:
+    def fused(self) -> FusedLinear | None:
         """The form that takes norms, activations and sums along; None where they are calls of their own."""
-        return (
-            self._packed if self.bias is None and isinstance(self._packed, DeviceLinear) else None
-        )
+        return self._packed if self.bias is None and isinstance(self._packed, FusedLinear) else None
 
     def after_norm(self, x: Tensor | None, residual: Tensor, norm: RMSNorm) -> Tensor:
         """Add what is pending to the residual stream in place, norm the stream and multiply it.

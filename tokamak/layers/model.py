@@ -30,8 +30,8 @@ class Parameter(Protocol):
         """Take the weights (stacked by rows), convert, pack and place them."""
         ...
 
-    def load_random(self, generator: torch.Generator) -> None:
-        """Fill with seeded random numbers of a trained model's scale."""
+    def draw(self, generator: torch.Generator) -> list[Weight]:
+        """Random parts of a trained model's scale, for `load`."""
         ...
 
 
@@ -42,6 +42,9 @@ class Model(nn.Module, ABC):
 
     token_graph: ClassVar[str] = "supported"
     """`supported`, or why steps with prefill rows cannot be recorded."""
+
+    cache_dtypes: ClassVar[tuple[str, ...]] = ()
+    """Formats that its keys and values may have beside the model's own; `kv_cache_dtype` asks for one."""
 
     needs_status: ClassVar[bool] = False
     """Whether metadata needs the previous step's accepted counts on the host, which is worth a wait there."""

@@ -3,16 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from tokamak.core.weight import DenseWeight, Weight
+from tokamak.core.minifloat import UE8M0, factors_of
+from tokamak.core.weight import DenseWeight, ScaledWeight, Weight
 from tokamak.layers.build import Build
 from tokamak.layers.linear import Linear
 from tokamak.layers.norm import RMSNorm
-from tokamak.ops.moe_experts import moe_experts
+from tokamak.ops.moe_experts import moe_experts, scaled_experts
 from tokamak.ops.moe_route import moe_route
+from tokamak.ops.quant_linear import ScaleBlocks, group_of
+from tokamak.ops.quant_linear.reference import widened
+from tokamak.ops.registry import REFERENCE
+
+WHOLE_ROW = 1 << 30
+"""Columns of a block that no row is wider than."""
 
 
 class StackedExperts:
@@ -37,7 +45,9 @@ class StackedExperts:
         """[rows, width] of each matrix a token row goes through."""
         self._shape = (experts, sum(part_rows), width)
         self._dtype, self._device = build.dtype, build.device
+        self._keeps_8_bits = _keeps_8_bits(build)
         self._values: Tensor | None = None
+        self._scaled: ScaledExperts | None = None
 
     @property
     def part_shapes(self) -> tuple[tuple[int, ...], ...]:
@@ -50,22 +60,38 @@ class StackedExperts:
         assert self._values is not None, "experts were called before their weights were loaded"
         return self._values
 
+    @property
+    def scaled(self) -> ScaledExperts | None:
+        """The same in 8 bits, where the checkpoint has them so and the device multiplies them; else None."""
+        return self._scaled
+
     def load(self, parts: Sequence[Weight]) -> None:
         """Put each part in its place."""
         shapes = tuple(part.shape for part in parts)
         assert shapes == self._part_shapes, (
             f"{len(shapes)} parts for experts of {len(self._part_shapes)}, or of other shapes: {set(shapes)}"
         )
+        scaled = [part for part in parts if isinstance(part, ScaledWeight)]
+        if self._keeps_8_bits and len(scaled) == len(parts) and _fit(scaled, self._shape[0]):
+            self._scaled = _stacked(scaled, self._shape, self._device)
+            return
         values = torch.empty(self._shape, dtype=self._dtype, device=self._device)
         places = values.view(-1, self._shape[2]).split([rows for rows, _ in shapes])
         for place, part in zip(places, parts, strict=True):
             place.copy_(part.dense(self._dtype))
         self._values = values
 
-    def load_random(self, generator: torch.Generator) -> None:
-        """Fill with numbers that keep the size of what passes through.
+    def widen(self) -> None:
+        """Hold the numbers in the model's dtype instead of 8 bits."""
+        if self._scaled is not None:
+            codes, scales, blocks = self._scaled
+            self._values = widened(codes, scales, blocks).to(self._dtype)
+            self._scaled = None
 
-        Each part is a stretch, begun anywhere, of numbers drawn for two of them: drawing anew for every expert
+    def draw(self, generator: torch.Generator) -> list[Weight]:
+        """Random parts that keep the size of what passes through.
+
+        Each is a stretch, begun anywhere, of numbers drawn for two of them: drawing anew for every expert
         of a large model would take minutes.
         """
         rows, width = max(self._part_shapes)
@@ -74,12 +100,57 @@ class StackedExperts:
         starts = torch.randint(
             rows * width, (len(self._part_shapes),), generator=generator
         ).tolist()
-        self.load(
-            [
-                DenseWeight(stock[start : start + shape[0] * width].view(shape))
-                for start, shape in zip(starts, self._part_shapes, strict=True)
-            ]
+        return [
+            DenseWeight(stock[start : start + shape[0] * width].view(shape))
+            for start, shape in zip(starts, self._part_shapes, strict=True)
+        ]
+
+
+def _keeps_8_bits(build: Build) -> bool:
+    """Whether experts are multiplied as they are stored: the device does it fast, or it was asked for by name."""
+    if "scaled_experts" in build.prefer:
+        return True
+    return build.dtype.itemsize == 2 and scaled_experts.bind(build.facts)[1].backend != REFERENCE
+
+
+def _fit(parts: Sequence[ScaledWeight], experts: int) -> bool:
+    """Whether parts are of one kind, with blocks that suit groups of columns, and no block holds rows of two of them."""
+    blocks = ScaleBlocks(*parts[0].block)
+    each = len(parts) // experts
+    return (
+        len({part.block for part in parts}) == 1
+        and all(
+            part.shape[0] % blocks.rows == 0 for at, part in enumerate(parts) if (at + 1) % each
         )
+        and group_of(blocks, parts[0].shape[1]) is not None
+    )
+
+
+def _stacked(
+    parts: Sequence[ScaledWeight], shape: tuple[int, int, int], device: torch.device
+) -> ScaledExperts:
+    """Parts of 8 bits stacked as experts; shape: [experts, rows, width]."""
+    experts, rows, width = shape
+    block_rows, block_columns = parts[0].block
+    # Blocks of whole rows are as wide as any row, so that those of both matrices of an expert are alike.
+    blocks = ScaleBlocks(
+        block_rows,
+        block_columns if block_columns < width else WHOLE_ROW,
+        all(part.scales.dtype == UE8M0 for part in parts),
+    )
+    codes = torch.empty((experts * rows, width), dtype=torch.float8_e4m3fn, device=device)
+    scales = torch.cat([factors_of(part.scales).to(device) for part in parts])
+    for place, part in zip(codes.split([part.shape[0] for part in parts]), parts, strict=True):
+        place.copy_(part.codes)
+    return ScaledExperts(codes.view(shape), scales.view(experts, -1, scales.shape[1]), blocks)
+
+
+class ScaledExperts(NamedTuple):
+    """One matrix of every expert in 8 bits, as `scaled_experts` takes it."""
+
+    codes: Tensor
+    scales: Tensor
+    blocks: ScaleBlocks
 
 
 class ExpertsMLP:
@@ -106,6 +177,7 @@ class ExpertsMLP:
         self._renormalise = renormalise
         self._moe_route = build.bind(moe_route)
         self._moe_experts = build.bind(moe_experts)
+        self._scaled_experts = build.bind(scaled_experts)
 
     def __call__(self, x: Tensor | None, residual: Tensor, norm: RMSNorm) -> Tensor:
         """Feed the normed residual stream through the experts; the result is pending.
@@ -114,4 +186,13 @@ class ExpertsMLP:
         """
         x = norm.add(x, residual)
         ids, weights = self._moe_route(self.router(x), self._chosen, self._renormalise)
-        return self._moe_experts(x, ids, weights, self.gate_up.values, self.down.values)
+        up, down = self.gate_up.scaled, self.down.scaled
+        if up is None or down is None or up.blocks.rows != down.blocks.rows:
+            # One op multiplies both matrices: where their formats differ, as plain numbers.
+            self.gate_up.widen()
+            self.down.widen()
+            return self._moe_experts(x, ids, weights, self.gate_up.values, self.down.values)
+        blocks = min(up.blocks, down.blocks)
+        return self._scaled_experts(
+            x, ids, weights, up.codes, up.scales, down.codes, down.scales, blocks
+        )

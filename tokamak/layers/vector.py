@@ -12,16 +12,23 @@ from tokamak.layers.build import Build
 
 
 class Vector:
-    """One or several [rows] checkpoint tensors end to end, as a plain tensor in the model's dtype."""
+    """One or several [rows] checkpoint tensors end to end, as a plain tensor in the model's dtype, or in `dtype`."""
 
     values: Tensor
-    """[sum of rows], in the model's dtype."""
+    """[sum of rows]."""
 
-    def __init__(self, build: Build, part_rows: Sequence[int], *, around: float = 0.0) -> None:
+    def __init__(
+        self,
+        build: Build,
+        part_rows: Sequence[int],
+        *,
+        around: float = 0.0,
+        dtype: torch.dtype | None = None,
+    ) -> None:
         self._part_shapes = tuple((rows,) for rows in part_rows)
         self._around = around
         self.values = torch.full(
-            (sum(part_rows),), float("nan"), dtype=build.dtype, device=build.device
+            (sum(part_rows),), float("nan"), dtype=dtype or build.dtype, device=build.device
         )
 
     @property
@@ -35,11 +42,9 @@ class Vector:
         assert shapes == self._part_shapes, f"parts {shapes} for a vector of {self._part_shapes}"
         self.values.copy_(torch.cat([part.dense(torch.float32) for part in parts]))
 
-    def load_random(self, generator: torch.Generator) -> None:
-        """Fill with small numbers around what changes nothing (0 for a bias, 1 for a scale)."""
-        self.load(
-            [
-                DenseWeight(self._around + 0.1 * torch.randn(shape, generator=generator))
-                for shape in self._part_shapes
-            ]
-        )
+    def draw(self, generator: torch.Generator) -> list[Weight]:
+        """Small random numbers around what changes nothing (0 for a bias, 1 for a scale)."""
+        return [
+            DenseWeight(self._around + 0.1 * torch.randn(shape, generator=generator))
+            for shape in self._part_shapes
+        ]

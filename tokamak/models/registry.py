@@ -29,6 +29,7 @@ class Family(Protocol):
     """The class of a model family."""
 
     architectures: tuple[str, ...]
+    cache_dtypes: tuple[str, ...]
 
     def from_config(self, config: Mapping[str, object], build: Build) -> Model:
         """Build the model a Hugging Face config describes, without weights.

@@ -21,7 +21,7 @@ from tokamak.checkpoint.tokenizer import load_tokenizer
 from tokamak.config.engine import EngineConfig
 from tokamak.core.request import SamplingParams
 from tokamak.device.facts import device_facts
-from tokamak.errors import GraphMismatch
+from tokamak.errors import GraphMismatch, OptionError
 from tokamak.layers.build import Build
 from tokamak.layers.model import Model
 from tokamak.layers.moe import StackedExperts
@@ -80,11 +80,12 @@ def plan_rank(config: EngineConfig, build: Build | None = None) -> Planned:
 
     Raises:
         ModelError: the checkpoint is unsound, or of a kind we do not implement.
-        OptionError: the cache cannot hold one request of max_model_len.
+        OptionError: the cache cannot hold one request of max_model_len, or have the format that was asked for.
     """
     build = build or make_build(config)
     checkpoint = open_checkpoint(Path(config.model.path))
     family = find(config.model.facts.architecture)
+    _refuse_cache_dtype(config, family.cache_dtypes)
     model = family.from_config(checkpoint.config, build).eval()
     path = cost_path(config, checkpoint.config)
     cost = saved_cost(path) or _default_cost(config, build, model)
@@ -123,7 +124,7 @@ def assemble(config: EngineConfig, exchange: Exchange | None = None) -> Rank:
             exchange.introduce(group_settings(start, build, model))
         with _timed(load_s, "weights"):
             if config.model.load_format == "random":
-                load_random(model, config.model.seed, build.device)
+                load_random(model, config.model.seed, build.device, planned.checkpoint.scheme)
             else:
                 load_model(model, planned.checkpoint, build.device)
         with _timed(load_s, "tokenizer"):
@@ -164,6 +165,17 @@ def assemble(config: EngineConfig, exchange: Exchange | None = None) -> Rank:
     )
 
 
+def _refuse_cache_dtype(config: EngineConfig, known: tuple[str, ...]) -> None:
+    """Raise OptionError for a format of caches that is neither the model's own nor one its family knows."""
+    asked, own = config.cache.dtype, config.model.dtype
+    if asked != own and asked not in known:
+        others = f"{own} or {' or '.join(known)}" if known else f"{own}, the format of dtype, alone"
+        raise OptionError(
+            f"kv_cache_dtype is {asked}, but {config.model.facts.architecture} keeps its caches in {others}",
+            hint="use kv_cache_dtype=auto, or leave it out",
+        )
+
+
 def make_build(config: EngineConfig) -> Build:
     """The facts and choices layers are built from."""
     load_backends()
@@ -171,6 +183,7 @@ def make_build(config: EngineConfig) -> Build:
         facts=device_facts(config.model.device),
         device=DEVICES[config.model.device],
         dtype=DTYPES[config.model.dtype],
+        cache_dtype=config.cache.dtype,
         exact=config.model.exact,
         max_model_len=config.model.max_model_len,
         prefer=dict(config.kernels.prefer),

@@ -19,10 +19,10 @@ from torch import Tensor
 
 from tokamak.cache.arena import Arena
 from tokamak.cache.layout import lay_out
+from tokamak.checkpoint.load import load_nothing
 from tokamak.config.engine import EngineConfig
 from tokamak.core.context import StepContext, installed
 from tokamak.core.plan import Mode, StepPlan, StepShape
-from tokamak.core.weight import DenseWeight
 from tokamak.device.facts import device_facts
 from tokamak.graphs.region import EagerRegion, begin_forward
 from tokamak.graphs.streams import SideStreams
@@ -61,7 +61,7 @@ def kernels_of(config: EngineConfig, multiprocessors: int) -> list[Job]:
     with noted_launches(target, multiprocessors) as jobs, _regions_in_place():
         planned = plan_rank(config, replace(make_build(config), device=META))
         model, build = planned.model, planned.build
-        _load_nothing(model)
+        load_nothing(model, META, planned.checkpoint.scheme)
         prepare = _preparation(planned).prepare
         choose, weigh = build.bind(argmax_rows), build.bind(token_weights)
         for plan, shape in _steps(planned.start):
@@ -129,14 +129,6 @@ def _regions_in_place() -> Iterator[None]:
 
 def _run_body(self: EagerRegion, *args: Any) -> None:
     self.run(args)
-
-
-def _load_nothing(model: Model) -> None:
-    """Give every parameter weights of its shapes, without numbers."""
-    for parameter, _ in model.weights().values():
-        parameter.load(
-            [DenseWeight(torch.empty(shape, device=META)) for shape in parameter.part_shapes]
-        )
 
 
 def _preparation(planned: Planned) -> Preparation:

@@ -178,6 +178,7 @@ def cost_path(config: EngineConfig, model_config: Mapping[str, object]) -> Path:
         "model": model_config,
         "stored_dtype": model.facts.stored_dtype,
         "dtype": model.dtype,
+        "kv_cache_dtype": config.cache.dtype,
         "exact": model.exact,
         "device": model.device,
         "kernels": config.kernels.prefer,

@@ -13,7 +13,7 @@ from tokamak.cache.layout import bytes_per_block
 from tokamak.config.engine import EngineConfig, GraphConfig
 from tokamak.config.reasons import size
 from tokamak.config.settle import check_pool
-from tokamak.config.settle_cache import NULL_BLOCKS, held_weight_bytes
+from tokamak.config.settle_cache import NULL_BLOCKS
 from tokamak.errors import OptionError
 from tokamak.graphs.ladder import Ladder
 from tokamak.runner.graph_cost import GraphCost, graph_pool_estimate, reserve_bytes
@@ -89,7 +89,7 @@ def plan_start(
         token_ladder=tokens,
         cost=cost,
         memory=memory,
-        weight_bytes=held_weight_bytes(config.model.facts, config.model.dtype),
+        weight_bytes=config.model.weight_bytes,
     )
 
 

@@ -50,11 +50,13 @@ MAX_LEXER_STATES: Final = 50_000
 """Bounds the memory of one matcher: a state takes 1 to 2 kB."""
 
 _LIMITS: Final = LLParserLimits(verbose_errors=False, max_lexer_states=MAX_LEXER_STATES)
-_JSON_STYLE: Final[Any] = {
+JSON_STYLE: Final[Any] = {
     "whitespace_flexible": False,
     "item_separator": ", ",
     "key_separator": ": ",
 }
+"""How JSON is written; the value of `x-guidance` in a schema inside a grammar."""
+
 _STRINGS_AND_BRACKETS: Final = re.compile(r'"(?:[^"\\]|\\.)*+"?|[\[\]{}]', re.DOTALL)
 _NAMES: Final = frozenset({"properties", "patternProperties", "$defs", "definitions"})
 _DATA: Final = frozenset({"enum", "const", "default", "examples"})
@@ -119,14 +121,14 @@ def _grammar_text(structured: StructuredOutput) -> str:
     """The constraint as llguidance reads it; ValueError says what is wrong with it."""
     value = structured.value
     if structured.kind == "json_object":
-        return LLMatcher.grammar_from_json_schema({"type": "object"}, overrides=_JSON_STYLE)
+        return LLMatcher.grammar_from_json_schema({"type": "object"}, overrides=JSON_STYLE)
     size, limit = len(value.encode()), MAX_BYTES[structured.kind]
     if size > limit:
         raise _RefusedError(f"it is {size} bytes long; at most {limit} are compiled")
     match structured.kind:
         case "json_schema":
-            _check_schema(value)
-            return LLMatcher.grammar_from_json_schema(value, overrides=_JSON_STYLE)
+            check_schema(value)
+            return LLMatcher.grammar_from_json_schema(value, overrides=JSON_STYLE)
         case "regex":
             return LLMatcher.grammar_from_regex(value)
         case "grammar":
@@ -147,7 +149,7 @@ def _choice_grammar(value: str) -> str:
     return "start: " + " | ".join(json.dumps(choice, ensure_ascii=False) for choice in choices)
 
 
-def _check_schema(text: str) -> None:
+def check_schema(text: str) -> None:
     """Raise ValueError for what the native compiler lets through, or takes too long over."""
     if _depth(text) > MAX_SCHEMA_DEPTH:
         raise _RefusedError(f"it is nested more than {MAX_SCHEMA_DEPTH} deep")

@@ -7,19 +7,35 @@ carries its own special tokens. Without a generation prompt, or with the last me
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
+from typing import Any
 
 from tokamak.errors import RequestError, TemplateError
 from tokamak.server.protocol.chat import ChatTemplateFields, Message, template_messages
-from tokamak.text.chat_template import ChatTemplate
+from tokamak.text.chat_format import ChatFormat
 
-OWN_NAMES = ("messages", "tools", "add_generation_prompt", "self")
+OWN_NAMES = ("messages", "tools", "response_schema", "add_generation_prompt", "self")
 """What the template gets from other fields of the body."""
 
 
 def chat_prompt(
-    template: ChatTemplate | None, messages: Sequence[Message], fields: ChatTemplateFields
+    template: ChatFormat | None,
+    messages: Sequence[Message],
+    fields: ChatTemplateFields,
+    *,
+    tools: Sequence[dict[str, Any]] | None = None,
+    response_schema: dict[str, Any] | None = None,
+    constrained_by: str | None = None,
 ) -> str:
     """The prompt for `messages`.
+
+    Args:
+        template: the model's chat format.
+        messages: the conversation.
+        fields: how the client wants it rendered.
+        tools: what the model may call.
+        response_schema: the JSON schema its answer is held to.
+        constrained_by: the field that constrains the answer's text, which leaves no room for reasoning.
 
     Raises:
         RequestError: the model has no template, or fields contradict each other.
@@ -31,24 +47,69 @@ def chat_prompt(
             field="messages",
             hint="use /v1/completions, or start the server with chat_template",
         )
-    variables = fields.chat_template_kwargs or {}
-    for name in OWN_NAMES:
-        if name in variables:
-            raise RequestError(
-                f"chat_template_kwargs names {name!r}, which has a field of its own",
-                field="chat_template_kwargs",
-            )
-    made = template_messages(messages)
+    render = partial(
+        template.render,
+        template_messages(messages),
+        tools=tools,
+        response_schema=response_schema,
+        **_variables(template, fields, constrained_by),
+    )
     if not fields.continue_final_message:
-        begin = fields.add_generation_prompt is not False
-        return template.render(made, add_generation_prompt=begin, **variables)
+        return render(add_generation_prompt=fields.add_generation_prompt is not False)
     if fields.add_generation_prompt:
         raise RequestError(
             "add_generation_prompt and continue_final_message are both true; an answer either begins"
             " or goes on",
             field="continue_final_message",
         )
-    return _left_open(template.render(made, add_generation_prompt=False, **variables), messages[-1])
+    return _left_open(render(add_generation_prompt=False), messages[-1])
+
+
+def _variables(
+    template: ChatFormat, fields: ChatTemplateFields, constrained_by: str | None
+) -> dict[str, Any]:
+    """The template's variables: those the client names, and what its other fields say of reasoning."""
+    variables = dict(fields.chat_template_kwargs or {})
+    for name in OWN_NAMES:
+        if name in variables:
+            raise RequestError(
+                f"chat_template_kwargs names {name!r}, which has a field of its own",
+                field="chat_template_kwargs",
+            )
+    effort = fields.reasoning_effort
+    if effort is not None and "reasoning_effort" in variables:
+        raise RequestError(
+            "reasoning_effort is given twice, once of them in chat_template_kwargs",
+            field="reasoning_effort",
+        )
+    if effort is not None and "reasoning_effort" in template.variables:
+        variables["reasoning_effort"] = effort
+    elif effort == "none" and "enable_thinking" in template.variables:
+        variables.setdefault("enable_thinking", False)
+    elif effort not in (None, "none"):
+        raise RequestError(
+            f"reasoning_effort is {effort!r}, but this model's chat template does not take it",
+            field="reasoning_effort",
+            hint='leave it out, or send "none"',
+        )
+    if constrained_by is not None and "thinking" in template.variables:
+        _think_not(variables, constrained_by)
+    return variables
+
+
+def _think_not(variables: dict[str, Any], constrained_by: str) -> None:
+    """Turn reasoning off, which a constraint on the text leaves no room for, or refuse if it is asked for."""
+    asked = [name for name in ("thinking", "enable_thinking") if variables.get(name)]
+    if variables.get("reasoning_effort") not in (None, "none"):
+        asked.append("reasoning_effort")
+    if asked:
+        raise RequestError(
+            f"{asked[0]} asks for reasoning, and {constrained_by} constrains the text from its beginning",
+            field=constrained_by,
+            hint="give one of them",
+        )
+    if "reasoning_effort" not in variables:
+        variables["thinking"] = False
 
 
 def message_text(message: Message) -> str:

@@ -20,18 +20,26 @@ from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from tokamak.errors import CheckpointError, TemplateError
+from tokamak.text.chat_format import (
+    ChatFormat,
+    ReasoningFormat,
+    ToolFormat,
+    check_variables,
+    checked_unicode,
+    part_texts,
+)
 
 Message = dict[str, Any]
 
 ContentForm = Literal["string", "parts", "either"]
 
-TEXT_PARTS = ("text", "input_text", "output_text")
-"""Types of content parts that are text, in the OpenAI APIs."""
+_ARGUMENTS = ("messages", "tools", "add_generation_prompt")
+"""Names a template gets from `render` itself."""
 
 _PROBE = "tokamak-probe-7f3a"
 
 
-class ChatTemplate:
+class ChatTemplate(ChatFormat):
     """One model's template, compiled once; safe to share between threads."""
 
     def __init__(self, source: str, *, bos_token: str = "", eos_token: str = "") -> None:
@@ -45,17 +53,16 @@ class ChatTemplate:
         environment = _environment()
         try:
             self._template = environment.from_string(source)
-            self.variables = frozenset(meta.find_undeclared_variables(environment.parse(source)))
+            names = frozenset(meta.find_undeclared_variables(environment.parse(source)))
         except jinja2.TemplateSyntaxError as error:
             raise CheckpointError(
                 f"the chat template does not parse: {error.message} (its line {error.lineno})",
                 hint="give a correct one as chat_template",
             ) from error
-
-    @property
-    def takes_tools(self) -> bool:
-        """Whether the template can tell the model of tools."""
-        return "tools" in self.variables
+        self.variables = names - {*_GLOBALS, *self._tokens, *_ARGUMENTS}
+        self.takes_tools = "tools" in names
+        self.tool_format = _tool_format(source) if self.takes_tools else None
+        self.reasoning_format = _reasoning_format(source)
 
     @cached_property
     def content_form(self) -> ContentForm:
@@ -73,21 +80,17 @@ class ChatTemplate:
         messages: Sequence[Mapping[str, Any]],
         *,
         tools: Sequence[Mapping[str, Any]] | None = None,
+        response_schema: Mapping[str, Any] | None = None,
         add_generation_prompt: bool = True,
         **variables: Any,
     ) -> str:
-        """The prompt for these messages; `variables` go to the template by name.
-
-        Raises:
-            TemplateError: the template refused the messages or failed on them; tools or variables it
-                does not know.
-        """
+        """See ChatFormat; `variables` go to the template by name, and a schema is not shown to the model."""
         if tools and not self.takes_tools:
             raise TemplateError(
                 f"{len(tools)} tools are given, but this model's chat template knows no tools",
                 field="tools",
             )
-        self._check_variables(variables)
+        check_variables(variables, self.variables)
         try:
             text = self._render(
                 [self._prepared(at, message) for at, message in enumerate(messages)],
@@ -95,36 +98,18 @@ class ChatTemplate:
                 add_generation_prompt=add_generation_prompt,
                 **variables,
             )
-            text.encode()
         except TemplateError:
             raise
-        except UnicodeEncodeError as error:
-            raise TemplateError(
-                f"the messages hold U+{ord(error.object[error.start]):04X}, half of a surrogate pair; "
-                "text must be valid Unicode",
-                field="messages",
-            ) from error
         # Whatever a template does with what a client sent, it is that request's error and no one else's.
         except Exception as error:
             detail = str(error) or type(error).__name__
             raise TemplateError(
                 f"the chat template refused the messages: {detail}", field="messages"
             ) from error
-        return text
+        return checked_unicode(text)
 
     def _render(self, messages: list[Message], **variables: Any) -> str:
         return self._template.render(**self._tokens, messages=messages, **variables)
-
-    def _check_variables(self, variables: Mapping[str, Any]) -> None:
-        for name in variables:
-            if name not in self.variables or name in _GLOBALS or name == "messages":
-                own = {*_GLOBALS, *self._tokens, "messages", "tools", "add_generation_prompt"}
-                known = ", ".join(sorted(self.variables - own)) or "none"
-                raise TemplateError(
-                    f"chat_template_kwargs names {name!r}, which this model's template does not take",
-                    field="chat_template_kwargs",
-                    hint=f"it takes: {known}",
-                )
 
     def _shows_probe(self, content: str | list[dict[str, str]]) -> bool:
         """Whether a message with this content renders, with the probe's text and no Python brackets."""
@@ -141,7 +126,7 @@ class ChatTemplate:
         prepared = dict(message)
         content = prepared.get("content")
         if isinstance(content, list):
-            texts = [_part_text(at, part) for part in cast("list[Any]", content)]
+            texts = part_texts(at, cast("list[Any]", content))
             if self.content_form == "string":
                 prepared["content"] = "\n".join(texts)
             else:
@@ -149,19 +134,21 @@ class ChatTemplate:
         elif isinstance(content, str) and self.content_form == "parts":
             prepared["content"] = [{"type": "text", "text": content}]
         if prepared.get("tool_calls"):
+            # Templates of this format look for tags in the text, also where there are only calls.
+            if content is None and self.tool_format == "hermes":
+                prepared["content"] = ""
             prepared["tool_calls"] = [_with_parsed_arguments(c) for c in prepared["tool_calls"]]
         return prepared
 
 
-def _part_text(at: int, part: Any) -> str:
-    fields = cast("dict[str, Any]", part) if isinstance(part, dict) else {}
-    if fields.get("type") not in TEXT_PARTS or not isinstance(fields.get("text"), str):
-        raise TemplateError(
-            f"messages[{at}].content has a part of type {fields.get('type')!r}; this model reads only "
-            'text parts, such as {"type": "text", "text": "..."}',
-            field="messages",
-        )
-    return fields["text"]
+def _tool_format(source: str) -> ToolFormat | None:
+    """How a model calls tools whose template writes earlier calls like this."""
+    as_json = "<tool_call>" in source and "arguments" in source and "<function=" not in source
+    return "hermes" if as_json else None
+
+
+def _reasoning_format(source: str) -> ReasoningFormat | None:
+    return "think_lines" if "</think>" in source else None
 
 
 def _with_parsed_arguments(call: Any) -> Any:

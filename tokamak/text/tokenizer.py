@@ -56,6 +56,11 @@ class Tokenizer:
         """The text of a sequence; bytes that make no character become U+FFFD."""
         return self.backend.decode(list(ids), skip_special_tokens=skip_special_tokens)
 
+    def is_special(self, text: str) -> bool:
+        """Whether the text is one token that `skip_special_tokens` leaves out."""
+        token_id = self.backend.token_to_id(text)
+        return token_id is not None and token_id in self.special_ids
+
     def token_text(self, token_id: int) -> str:
         """One token as readable text; U+FFFD stands for bytes that are part of a character.
 

@@ -1,13 +1,22 @@
 """Are 8-bit floating-point weights read with the right scales, and refused where those are not understood?"""
 
+from pathlib import Path
+
 import pytest
 import torch
 from safetensors.torch import save_file
 
 from tests.support.steps import ModelDriver, a_build
-from tests.support.tiny import llama_config, tiny_weights, write_checkpoint, write_json
-from tokamak.checkpoint.load import load_model
+from tests.support.tiny import (
+    llama_config,
+    qwen3_moe_config,
+    tiny_weights,
+    write_checkpoint,
+    write_json,
+)
+from tokamak.checkpoint.load import load_model, load_random
 from tokamak.checkpoint.read import Reader
+from tokamak.checkpoint.scaled import join_scales
 from tokamak.checkpoint.source import open_checkpoint
 from tokamak.checkpoint.upload import Uploader
 from tokamak.core.weight import DenseWeight, ScaledWeight, concatenate
@@ -201,3 +210,72 @@ def test_a_scheme_that_means_something_else_is_refused(tmp_path, said):
 
     with pytest.raises(UnsupportedModelError, match=said["quant_method"]):
         open_checkpoint(tmp_path)
+
+
+EIGHT_BITS = {"linear": "fp8", "scaled_experts": "reference"}
+"""What a GPU computes, on a CPU."""
+
+
+@pytest.mark.parametrize(
+    "config",
+    [llama_config(), qwen3_moe_config(moe_intermediate_size=64)],
+    ids=["dense", "with experts"],
+)
+def test_random_weights_have_the_format_that_the_config_says(tmp_path, config):
+    said = fp8(32, 32) | {"modules_to_not_convert": ["lm_head", "model.layers.1.self_attn.o_proj"]}
+    write_json(tmp_path / "config.json", config | {"quantization_config": said})
+    checkpoint = open_checkpoint(tmp_path)
+
+    def scored(scheme, prefer):
+        build = a_build(prefer=prefer)
+        model = find(checkpoint.architecture).from_config(checkpoint.config, build)
+        load_random(model, 3, scheme=scheme)
+        return ModelDriver(model).step({"a": PROMPT})["a"], model, build
+
+    eight, model, build = scored(checkpoint.scheme, EIGHT_BITS)
+    widened, _, _ = scored(checkpoint.scheme, {})
+    plain, _, _ = scored(None, {})
+
+    forms = {
+        name: each.form for name, (each, _) in model.weights().items() if hasattr(each, "form")
+    }
+    assert forms["layers.0.out"] == "fp8"
+    assert forms["layers.1.out"] != "fp8"
+    assert "fp8" not in forms["head"]
+    if "layers.0.router" in forms:
+        assert forms["layers.0.router"] != "fp8"
+        assert model.weights()["layers.0.gate_up"][0].scaled is not None
+        assert build.choices["scaled_experts"].backend == "reference"
+    # Rounded weights differ from plain ones, and rounded rows from plain rows, by little each.
+    scale = plain.abs().max()
+    assert 0 < (widened - plain).abs().max() / scale < 0.2
+    assert 0 < (eight - widened).abs().max() / scale < 0.2
+
+
+def test_facts_count_the_numbers_that_are_stored_in_8_bits(tmp_path):
+    folder, plain = write_scaled(tmp_path / "scaled", "blocks")
+    write_json(tmp_path / "config.json", llama_config(quantization_config=fp8(32, 16)))
+
+    stored, expected = open_checkpoint(folder).facts(), open_checkpoint(tmp_path).facts()
+
+    assert stored.scaled_parameters == sum(plain[name].numel() for name in projections(plain))
+    assert expected.scaled_parameters == stored.scaled_parameters
+    assert expected.parameters > expected.scaled_parameters
+
+
+def test_exceptions_are_names_ends_of_names_and_patterns():
+    found = open_scheme(
+        fp8(32, 32) | {"modules_to_not_convert": ["a.b", "re:.*norm.*", "gate_proj"]}
+    )
+
+    assert found.covers("model.layers.0.self_attn.q_proj.weight", (8, 8))
+    assert not found.covers("model.a.b.weight", (8, 8))
+    assert not found.covers("model.a.b.c.weight", (8, 8))
+    assert not found.covers("model.layers.0.mlp.gate_proj.weight", (8, 8))
+    assert not found.covers("x.q_norm.weight", (8, 8))
+    assert not found.covers("model.layers.0.self_attn.q_proj.bias", (8,))
+    assert not found.covers("model.embed_tokens.weight", (8, 8))
+
+
+def open_scheme(said):
+    return join_scales(Path("config.json"), {"quantization_config": said}, {})[2]

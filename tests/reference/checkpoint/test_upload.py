@@ -89,8 +89,12 @@ def test_random_weights_are_drawn_on_the_device_of_the_model(monkeypatch):
     class Noted:
         part_shapes = ((3, 2),)
 
-        def load_random(self, generator):
+        def draw(self, generator):
             drawn.append(torch.randn(3, 2).device.type)
+            return [DenseWeight(torch.randn(3, 2))]
+
+        def load(self, parts):
+            assert [part.shape for part in parts] == [(3, 2)]
 
     class One:
         def weights(self):

@@ -22,14 +22,14 @@ every_config = pytest.mark.parametrize("config", CONFIGS.values(), ids=CONFIGS)
 
 def at_once(
     qkv, positions, cos_sin, k_cache, v_cache, write_slots, q_norm, k_norm, eps,
-    block_table, lengths, query_starts, q_width, scale, window, out,
+    block_table, lengths, query_starts, q_width, scale, window, out, sinks,
 ):  # fmt: skip
     """The parts, in forms that can be recorded."""
     rotate = next(each.call for each in rotate_and_cache.backends if each.name == "llvm")
     q = rotate(qkv, positions, cos_sin, k_cache, v_cache, write_slots, q_norm, k_norm, eps)
     padded_paged_attention(
-        q, k_cache, v_cache, block_table, lengths, query_starts, q_width, scale, window, out
-    )
+        q, k_cache, v_cache, block_table, lengths, query_starts, q_width, scale, window, out, sinks
+    )  # fmt: skip
 
 
 @pytest.fixture

@@ -79,7 +79,7 @@ def test_random_weights_repeat_with_their_seed_and_keep_scale():
 
     def output(seed: int) -> torch.Tensor:
         linear = Linear(a_build(), 256, (100, 28))
-        linear.load_random(torch.Generator().manual_seed(seed))
+        linear.load(linear.draw(torch.Generator().manual_seed(seed)))
         return linear(x)
 
     assert torch.equal(output(7), output(7))
@@ -195,7 +195,56 @@ def test_attention_follows_its_formula(numbers, window, rotary_dim):
     torch.testing.assert_close(mixed, expected, rtol=1e-4, atol=1e-4, check_dtype=False)
 
 
-def attention_in_float64(x, weight, out, angles, heads, kv_heads, head_dim, window):
+@pytest.mark.parametrize("at_once", [False, True], ids=["by parts", "at once"])
+def test_sinks_take_their_share_in_prompts_and_in_decode_steps(numbers, at_once):
+    width, heads, kv_heads, head_dim, tokens, window = 16, 4, 2, 8, 9, 5
+    weight, out = numbers((heads + 2 * kv_heads) * head_dim, width), numbers(width, 32)
+    x, sinks, angles = numbers(tokens, width), numbers(heads), numbers(tokens, head_dim // 2)
+    build = a_build(prefer={"rotate_cache_attend": "reference"} if at_once else None)
+    attention = GroupedQueryAttention(
+        build, width=width, heads=heads, kv_heads=kv_heads, head_dim=head_dim,
+        cos_sin=torch.cat([angles.cos(), angles.sin()], dim=-1), eps=1e-6, window_tokens=window, sinks=True,
+    )  # fmt: skip
+    rows = [heads * head_dim, kv_heads * head_dim, kv_heads * head_dim]
+    attention.qkv.load([DenseWeight(part) for part in weight.split(rows)])
+    attention.out.load([DenseWeight(out)])
+    attention.sinks.load([DenseWeight(sinks)])
+    attention.bind_caches(*(torch.full((5, kv_heads, 4, head_dim), float("nan")) for _ in "kv"))
+    norm = RMSNorm(a_build(), width, 0.0)
+    norm.weight.load([DenseWeight(torch.ones(width))])
+    x /= x.pow(2).mean(-1, keepdim=True).sqrt()
+
+    mixed = []
+    for step in (range(tokens - 2), [tokens - 2], [tokens - 1]):
+        context = a_context([Chunk(step, step[0], [4, 1, 3])], block_tokens=4, layers=[attention])
+        with installed(context):
+            mixed.append(attention(None, x[step[0] : step[-1] + 1], norm, context.inputs))
+
+    expected = attention_in_float64(
+        x, weight, out, angles, heads, kv_heads, head_dim, window, sinks
+    )
+    torch.testing.assert_close(torch.cat(mixed), expected, rtol=1e-4, atol=1e-4, check_dtype=False)
+
+
+def test_sinks_are_float32_in_a_bfloat16_model_and_none_unless_asked_for(numbers):
+    sizes = {
+        "width": 16,
+        "heads": 4,
+        "kv_heads": 2,
+        "head_dim": 8,
+        "cos_sin": numbers(9, 8),
+        "eps": 0,
+    }
+    build = a_build(torch.bfloat16)
+
+    attention = GroupedQueryAttention(build, **sizes, sinks=True)
+
+    assert attention.sinks.part_shapes == ((4,),)
+    assert attention.sinks.values.dtype == torch.float32
+    assert GroupedQueryAttention(build, **sizes).sinks is None
+
+
+def attention_in_float64(x, weight, out, angles, heads, kv_heads, head_dim, window, sinks=None):
     """One head and one query at a time, with rotation as multiplication of complex numbers."""
     projected = (x.double() @ weight.double().T).view(len(x), -1, head_dim)
     turns = torch.polar(torch.ones_like(angles), angles).to(torch.complex128)
@@ -213,7 +262,10 @@ def attention_in_float64(x, weight, out, angles, heads, kv_heads, head_dim, wind
             query = rotated(projected[at, head], at)
             keys = torch.stack([rotated(projected[i, key_head], i) for i in range(first, at + 1)])
             values = projected[first : at + 1, key_head + kv_heads]
-            weights = (keys @ query / head_dim**0.5).softmax(0)
+            scores = keys @ query / head_dim**0.5
+            if sinks is not None:
+                scores = torch.cat([scores, sinks[head : head + 1].double()])
+            weights = scores.softmax(0)[: len(keys)]
             result[at, head * head_dim : (head + 1) * head_dim] = weights @ values
     return result @ out.double().T
 

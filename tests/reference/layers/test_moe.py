@@ -59,7 +59,7 @@ def test_a_part_too_few_is_not_loaded():
 def test_random_experts_differ_keep_the_size_of_rows_and_repeat_with_their_seed():
     def filled(seed):
         stacked = StackedExperts(a_build(), 16, 64, (48, 48))
-        stacked.load_random(torch.Generator().manual_seed(seed))
+        stacked.load(stacked.draw(torch.Generator().manual_seed(seed)))
         return stacked.values
 
     values = filled(1)

@@ -8,6 +8,27 @@ def wide(tensor):
     return tensor.detach().double().numpy()
 
 
+def e4m3_numbers():
+    """The 127 numbers of E4M3 that are not negative, in order of their codes: 4 bits of exponent, 3 of fraction."""
+    return np.array(
+        [
+            fraction / 8 * 2.0**-6 if exponent == 0 else (1 + fraction / 8) * 2.0 ** (exponent - 7)
+            for exponent in range(16)
+            for fraction in range(8)
+        ][:-1]
+    )
+
+
+def rounded(numbers, dtype):
+    """The nearest numbers that a format has; of two as near, in fp8, the one with an even code. NaN stays NaN."""
+    if dtype != torch.float8_e4m3fn:
+        return torch.from_numpy(numbers).to(dtype).double().numpy()
+    table = e4m3_numbers()
+    gaps = np.abs(np.minimum(np.abs(numbers), table[-1])[..., None] - table)
+    nearest = gaps == gaps.min(axis=-1, keepdims=True)
+    return np.sign(numbers) * table[(nearest * (2 - np.arange(len(table)) % 2)).argmax(axis=-1)]
+
+
 def rms_norm(x, weight, eps):
     rows = wide(x)
     return rows / np.sqrt((rows**2).mean(axis=1, keepdims=True) + eps) * wide(weight)
@@ -55,18 +76,22 @@ def rotate_and_cache(qkv, positions, cos_sin, k_cache, v_cache, slots, q_norm, k
             weight = q_norm if head < heads else k_norm
             vector = split[head]
             if weight is not None:
-                vector = vector / np.sqrt((vector**2).mean() + eps) * wide(weight)
-            vector = rotate_head(vector, at)
+                unit = vector / np.sqrt((vector**2).mean() + eps)
+                vector = rounded(rounded(unit, qkv.dtype) * wide(weight), qkv.dtype)
+            vector = rounded(rotate_head(vector, at), qkv.dtype)
             slot = int(slots[token])
             if head < heads:
                 queries[token, head] = vector
             elif slot >= 0:
                 place = (slot // block_tokens, head - heads, slot % block_tokens)
-                keys[place], values[place] = vector, split[head + kv_heads]
+                keys[place] = rounded(vector, k_cache.dtype)
+                values[place] = rounded(split[head + kv_heads], v_cache.dtype)
     return queries, keys, values
 
 
-def paged_attention(q, k_cache, v_cache, table, lengths, starts, q_width, scale, window, out):
+def paged_attention(
+    q, k_cache, v_cache, table, lengths, starts, q_width, scale, window, out, sinks
+):
     del q_width
     queries, keys, values = wide(q), wide(k_cache), wide(v_cache)
     block_tokens = keys.shape[2]
@@ -83,8 +108,10 @@ def paged_attention(q, k_cache, v_cache, table, lengths, starts, q_width, scale,
                 k = np.array([keys[block, head // groups, at] for block, at in places])
                 v = np.array([values[block, head // groups, at] for block, at in places])
                 scores = k @ queries[row, head] * scale
-                shares = np.exp(scores - scores.max())
-                out[row, head] = shares @ v / shares.sum()
+                sink = -np.inf if sinks is None else float(sinks[head])
+                top = max(scores.max(), sink)
+                shares = np.exp(scores - top)
+                out[row, head] = shares @ v / (shares.sum() + np.exp(sink - top))
     return out
 
 

@@ -25,10 +25,10 @@ WAIT, BEGIN, FETCH = (
 HEADS, KV_HEADS, HEAD_DIM = 16, 8, 128
 
 
-def arguments_of(requests):
+def arguments_of(requests, cache_dtype=torch.bfloat16):
     """Rows of Qwen3's heads, without numbers."""
     on_meta = {"device": "meta"}
-    caches = torch.empty((9, 2, KV_HEADS, 16, HEAD_DIM), dtype=torch.bfloat16, **on_meta)
+    caches = torch.empty((9, 2, KV_HEADS, 16, HEAD_DIM), dtype=cache_dtype, **on_meta)
     ints = torch.empty(requests, dtype=torch.int32, **on_meta)
     weight = torch.empty(HEAD_DIM, dtype=torch.bfloat16, **on_meta)
     qkv = torch.empty((requests, 32 * HEAD_DIM), dtype=torch.bfloat16, **on_meta)
@@ -50,8 +50,10 @@ def compiled(monkeypatch):
 
     monkeypatch.setattr(triton_decode, "_processors", lambda device: 132)
 
+    code = {}
+
     def run(vendor, call, *arguments):
-        target, code = GPUTarget(*TARGETS[vendor]), {}
+        target = GPUTarget(*TARGETS[vendor])
         backend = make_backend(target)
 
         def compile_instead(self, *args, grid, warmup, **kwargs):
@@ -123,3 +125,50 @@ def test_paged_decode_on_hopper_stores_nothing_before_it_waits(compiled, request
     kernel = code["_paged_decode_kernel"]
     assert kernel.count(WAIT) == 2, "programs without keys wait as well"
     assert kernel.index(BEGIN) < kernel.index(WAIT) < kernel.index("st.global")
+
+
+@pytest.mark.parametrize("vendor", TARGETS)
+def test_kernels_over_fp8_caches_compile_for_both_vendors(compiled, vendor):
+    from tokamak.ops.paged_attention.triton import triton_paged_attention
+    from tokamak.ops.rotate_cache_attend.triton import triton_rotate_cache_attend
+
+    for requests in (REQUESTS["few"], REQUESTS["many"], CROWD):
+        arguments = arguments_of(requests, torch.float8_e4m3fn)
+        code = compiled(vendor, triton_rotate_cache_attend, *arguments)
+    *_, table, lengths, starts, _, scale, window, out = arguments
+    prompts = (out, *arguments[3:5], table, lengths, starts, 0, scale, window, out)
+    code = compiled(vendor, triton_paged_attention, *prompts)
+
+    kernels = (
+        "_rotate_cache_attend_kernel", "_rotate_and_cache_kernel", "_paged_decode_kernel", "_paged_prefill_kernel"
+    )  # fmt: skip
+    assert set(code) == set(kernels)
+    if vendor == "nvidia":
+        assert "cvt.rn.satfinite.e4m3x2" in code["_rotate_cache_attend_kernel"]
+        assert all("e4m3x2" in code[kernel] for kernel in kernels)
+
+
+@pytest.mark.parametrize("vendor", TARGETS)
+def test_kernels_with_sinks_compile_and_without_them_have_no_place_for_them(compiled, vendor):
+    from tokamak.ops.paged_attention.triton import triton_paged_attention
+    from tokamak.ops.rotate_cache_attend.triton import triton_rotate_cache_attend
+
+    sinks = torch.empty(HEADS, device="meta")
+    several, crowd = arguments_of(REQUESTS["some"]), arguments_of(CROWD)
+    prompts = (several[15], *several[3:5], *several[9:12], 0, *several[13:])
+
+    without = [dict(compiled(vendor, triton_paged_attention, *prompts))]
+    without += [
+        dict(compiled(vendor, triton_rotate_cache_attend, *each)) for each in (several, crowd)
+    ]
+    having = [dict(compiled(vendor, triton_paged_attention, *prompts, sinks))]
+    having += [
+        dict(compiled(vendor, triton_rotate_cache_attend, *each, sinks))
+        for each in (several, crowd)
+    ]
+
+    for name in ("_paged_prefill_kernel", "_rotate_cache_attend_kernel", "_paged_decode_kernel"):
+        plain, other = without[-1][name], having[-1][name]
+        assert plain != other, name
+        if vendor == "nvidia":
+            assert plain.count(".param .u64") + 1 == other.count(".param .u64"), name

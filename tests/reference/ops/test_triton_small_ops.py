@@ -1,6 +1,6 @@
 """Do the Triton backends of the small ops compute what the reference does? Kernels are interpreted on the CPU.
 
-Attention, linear layers and experts have files of their own.
+Attention, linear layers of plain numbers and experts have files of their own.
 """
 
 import functools
@@ -27,6 +27,8 @@ CASES = {
         "fill_unit_tiles": "tokamak.ops.step_prep.cases:fill_unit_tiles_cases",
     },
     "activation": {"silu_mul": "tokamak.ops.activation.cases:silu_mul_cases"},
+    "quantize": {"quantize_rows": "tokamak.ops.quantize.rows_cases:quantize_rows_cases"},
+    "quant_linear": {"scaled_linear": "tokamak.ops.quant_linear.cases:scaled_linear_cases"},
     "embedding": {"embed": "tokamak.ops.embedding.cases:embed_cases"},
     "rope": {"rotate_and_cache": "tokamak.ops.rope.cases:rotate_and_cache_cases"},
 }

@@ -70,6 +70,14 @@ def test_graphs_that_are_off_change_no_kernel(tmp_path):
     assert {*eager} == {*found}
 
 
+def test_kernels_over_caches_in_fp8_are_as_many(tmp_path):
+    folder = write_checkpoint(tmp_path / "dense", llama_config())
+
+    found, fp8 = kernels(config_of(folder)), kernels(config_of(folder, kv_cache_dtype="fp8"))
+
+    assert fp8 == found
+
+
 def test_the_experts_of_a_model_are_found(tmp_path):
     folder = write_checkpoint(tmp_path / "experts", qwen3_moe_config())
 

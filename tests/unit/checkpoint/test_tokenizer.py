@@ -26,6 +26,7 @@ from tokamak.errors import (
     OptionError,
     UnsupportedModelError,
 )
+from tokamak.text.deepseek_chat import DeepseekChat
 from tokamak.text.tokenizer import byte_alphabet
 
 
@@ -348,3 +349,21 @@ def test_a_given_template_that_cannot_be_used_is_an_options_error(folder, tmp_pa
 
     with pytest.raises(OptionError, match=r"chat_template '.*own\.jinja'"):
         load_chat_template(folder, str(own))
+
+
+@pytest.mark.parametrize(
+    ("architecture", "tool_format"),
+    [("DeepseekV4ForCausalLM", "deepseek_v4"), ("DeepseekV41ForCausalLM", "deepseek_v41")],
+)
+def test_architectures_without_a_template_have_the_format_known_for_them(
+    tmp_path, architecture, tool_format
+):
+    (tmp_path / "config.json").write_text(json.dumps({"architectures": [architecture]}))
+    own = tmp_path / "own.jinja"
+    own.write_text("hello")
+
+    found = load_chat_template(tmp_path, None)
+
+    assert isinstance(found, DeepseekChat)
+    assert found.tool_format == tool_format
+    assert load_chat_template(tmp_path, str(own)).render([]) == "hello"

@@ -21,6 +21,7 @@ from tests.support.scripted_engine import (
 from tokamak.cli import chat, main
 from tokamak.core.request import FinishReason, SamplingParams
 from tokamak.llm import LLM
+from tokamak.text.deepseek_chat import DeepseekChat
 
 
 def scripted_llm(core: ScriptedCore) -> LLM:
@@ -63,6 +64,23 @@ def test_a_conversation_is_remembered(
     assert len(core.added) == 2
     assert "What is 2 + 2?" in prompt_text(core, 1)
     assert "Four." in prompt_text(core, 1)
+
+
+def test_reasoning_is_shown_aside_and_not_remembered(
+    core: ScriptedCore, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    core.script = says("They ask. [b]</think>Four.")
+    info = ScriptedEngine(core=core).info
+    deepseek = LLM.over(core, byte_tokenizer(), DeepseekChat("deepseek_v41"), info)
+    monkeypatch.setattr(tokamak, "LLM", lambda model, **options: deepseek, raising=False)
+    type_in(monkeypatch, "What is 2 + 2?\nAnd again?\n")
+
+    status = main.run(["chat"])
+
+    shown = capsys.readouterr()
+    assert (status, shown.out) == (0, "Four.\nFour.\n")
+    assert shown.err == "They ask. [b]\n" * 2
+    assert "<｜Assistant｜></think>Four.<｜end" in prompt_text(core, 1)
 
 
 def test_reset_forgets_and_system_is_kept_until_changed(

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from tokamak.config.engine import EngineConfig, ModelFacts
 from tokamak.config.options import EngineOptions, ServeOptions
 from tokamak.config.settle import check_pool, settle_engine, settle_server
+from tokamak.config.settle_cache import cache_block_bytes
 from tokamak.device.facts import DeviceFacts
 from tokamak.errors import OptionError
 
@@ -276,3 +277,26 @@ def test_a_settled_cache_always_fits_the_memory_and_one_longest_request(
     assert 1 <= config.model.max_model_len <= positions
     if block_bytes:
         check_pool(config, config.cache.arena_bytes // block_bytes - 1)
+
+
+@pytest.mark.parametrize("spelled", ["fp8", "fp8_e4m3"])
+def test_a_cache_in_fp8_holds_twice_the_tokens_in_the_same_bytes(spelled: str) -> None:
+    sizes = {"dtype": "bf16", "kv_cache_memory_bytes": "64MiB"}
+    own, fp8 = settled(**sizes), settled(**sizes, kv_cache_dtype=spelled)
+
+    assert (own.cache.dtype, fp8.cache.dtype) == ("bfloat16", "fp8")
+    assert fp8.cache.arena_bytes == own.cache.arena_bytes
+    own_blocks, blocks = (
+        64 * 1024**2 // cache_block_bytes(SMALL, config.cache.dtype, 16) for config in (own, fp8)
+    )
+    assert blocks - 2 * own_blocks in (0, 1)
+    assert (reason(own, "kv_cache_dtype"), reason(fp8, "kv_cache_dtype")) == (
+        "as dtype",
+        "asked for",
+    )
+
+
+@pytest.mark.parametrize("asked", ["fp8_e5m2", "int8", "float32"])
+def test_an_unknown_format_of_the_cache_is_refused_by_name(asked: str) -> None:
+    with pytest.raises(OptionError, match=f"kv_cache_dtype is '{asked}'; it must be .*'fp8'"):
+        settled(kv_cache_dtype=asked)

@@ -84,10 +84,16 @@ def a_core(executor: ScriptedExecutor, **limits: int) -> EngineCore:
                 max_model_len=1000,
                 shortens=False,
                 chat_template=None,
+                weight_bytes=1,
                 facts=facts,
             ),
             cache=CacheConfig(
-                block_tokens=4, arena_bytes=1, blocks=None, room_bytes=None, prefix_caching=True
+                block_tokens=4,
+                dtype="float32",
+                arena_bytes=1,
+                blocks=None,
+                room_bytes=None,
+                prefix_caching=True,
             ),
             scheduler=SchedulerConfig(
                 **{

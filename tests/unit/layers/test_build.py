@@ -1,10 +1,10 @@
-"""When does a build bind an op that does at once what other ops do?"""
+"""When does a build bind an op that does at once what other ops do, and what do caches of a format change?"""
 
 import pytest
 
 from tests.support.steps import a_build
 from tokamak.errors import NoBackendError
-from tokamak.ops.registry import Op
+from tokamak.ops.registry import Op, takes_own
 
 
 def first() -> str:
@@ -66,3 +66,15 @@ def test_a_backend_of_the_joined_op_that_does_not_fit_is_refused():
 
     with pytest.raises(NoBackendError, match="both"):
         build.bind_joined(joined, parts)
+
+
+def test_a_kernel_that_does_not_take_the_caches_is_not_bound():
+    joined, parts = ops(kernel=False)
+    joined.backend("own", fits=lambda facts: True, takes=takes_own)(lambda: "own")
+    own, other = a_build(), a_build(cache_dtype="fp8")
+
+    assert own.cache_dtype == "float32"
+    assert own.bind_joined(joined, parts) is not None
+    assert other.bind_joined(joined, parts) is None
+    other.bind(joined)
+    assert "caches in fp8 are not for own" in other.choices["both"].why

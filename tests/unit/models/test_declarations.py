@@ -90,7 +90,7 @@ def test_random_weights_fill_a_model_and_repeat_with_their_seed(config):
         model = a_bare_model(config)
         generator = torch.Generator().manual_seed(seed)
         for parameter, _ in model.weights().values():
-            parameter.load_random(generator)
+            parameter.load(parameter.draw(generator))
         return ModelDriver(model).step({"only": [5, 6, 7]})["only"]
 
     assert torch.isfinite(scores(1)).all()

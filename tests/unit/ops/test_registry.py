@@ -1,14 +1,17 @@
 """Do backends keep their op's signature, and does a choice say why?"""
 
+import importlib.util
 import inspect
+from dataclasses import replace
 
 import pytest
 
 from tokamak.device.facts import cpu_facts
 from tokamak.errors import NoBackendError
 from tokamak.ops.load import load_backends
-from tokamak.ops.registry import OPS, REFERENCE, Op, op
+from tokamak.ops.registry import OPS, REFERENCE, Op, op, takes_own
 
+HAS_TRITON = importlib.util.find_spec("triton") is not None
 load_backends()
 
 
@@ -85,3 +88,71 @@ def test_a_backend_can_be_preferred_to_the_one_it_is_made_of(an_op):
 
     assert choice.backend == "sooner"
     assert [backend.name for backend in an_op.backends] == ["absent", "sooner", "here"]
+
+
+@pytest.fixture
+def a_cached_op():
+    def read(x: int) -> int:
+        return x
+
+    op = Op(read, recordable=True)
+    op.backend("own", fits=lambda facts: True, takes=takes_own)(read)
+    op.backend("any", fits=lambda facts: True)(read)
+    return op
+
+
+def test_a_backend_that_does_not_take_the_caches_is_passed_over_by_name(a_cached_op):
+    _, own = a_cached_op.bind(cpu_facts())
+    _, other = a_cached_op.bind(cpu_facts(), cache_dtype="fp8")
+
+    assert own.backend == "own"
+    assert "fp8" not in own.why
+    assert other.backend == "any"
+    assert other.why.endswith("; caches in fp8 are not for own")
+
+
+def test_a_backend_that_does_not_take_the_caches_is_refused_where_it_was_asked_for(a_cached_op):
+    with pytest.raises(NoBackendError, match=r"'own' for cpu .*; caches in fp8 are not for own"):
+        a_cached_op.bind(cpu_facts(), prefer="own", cache_dtype="fp8")
+
+
+NVIDIA = replace(cpu_facts(), vendor="nvidia", libraries=frozenset({"triton"}))
+AMD = replace(NVIDIA, vendor="amd", arch="gfx942")
+
+
+@pytest.mark.skipif(not HAS_TRITON, reason="triton is not installed")
+@pytest.mark.parametrize(
+    ("facts", "attention", "rotation"),
+    [
+        (replace(NVIDIA, arch="sm90"), "triton_sm90", "triton"),
+        (replace(NVIDIA, arch="sm89"), "triton", "triton"),
+        (replace(NVIDIA, arch="sm80"), "padded", REFERENCE),
+        (AMD, "triton", "triton"),
+    ],
+    ids=lambda value: getattr(value, "arch", value),
+)
+def test_fp8_caches_have_kernels_where_a_chip_converts_its_numbers(facts, attention, rotation):
+    chosen = {
+        name: OPS[name].bind(facts, cache_dtype="fp8")[1].backend
+        for name in ("paged_attention", "rotate_and_cache", "rotate_cache_attend")
+    }
+
+    joined = REFERENCE if attention == "padded" else attention
+    assert chosen == {
+        "paged_attention": attention, "rotate_and_cache": rotation, "rotate_cache_attend": joined,
+    }  # fmt: skip
+
+
+def test_compiled_kernels_of_a_cpu_leave_fp8_caches_to_others_and_say_so():
+    facts = replace(cpu_facts(), libraries=frozenset({"llvmlite"}), features=frozenset({"avx2"}))
+    if "llvm" not in {backend.name for backend in OPS["rotate_and_cache"].backends}:
+        pytest.skip("llvmlite is not installed")
+
+    choices = [
+        OPS[name].bind(facts, cache_dtype="fp8")[1]
+        for name in ("paged_attention", "rotate_and_cache")
+    ]
+
+    assert [choice.backend for choice in choices] == ["padded", REFERENCE]
+    assert all(choice.why.endswith("caches in fp8 are not for llvm") for choice in choices)
+    assert all(choice.recordable for choice in choices)

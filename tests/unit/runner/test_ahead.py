@@ -61,7 +61,15 @@ def test_kernels_that_were_compiled_start_no_process(config):
         compiling.wait()
 
 
-@pytest.mark.parametrize("changes", [{"max_num_seqs": 3}, {"dtype": "float32"}, {"graphs": "off"}])
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"max_num_seqs": 3},
+        {"dtype": "float32"},
+        {"kv_cache_dtype": "fp8"},
+        {"graphs": "off"},
+    ],
+)
 def test_another_config_has_other_kernels(config, changes):
     other = a_config(facts=GPU, path=config.model.path, **changes)
 

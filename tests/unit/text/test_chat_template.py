@@ -154,6 +154,20 @@ def test_json_is_written_as_models_were_trained_on():
     assert ChatTemplate(source).render([]) == '{"b": "<é>", "a": [1, 2]}|{\n "a": 1\n}'
 
 
+def test_formats_of_calls_and_reasoning_are_told_from_the_template():
+    qwen = (
+        "{% if tools %}{{ tools }}<tool_call>arguments</tool_call>{% endif %}"
+        "{% for m in messages %}{% if '</think>' in m.content %}{% endif %}[{{ m.content }}]{% endfor %}"
+    )
+    call = {"function": {"name": "f", "arguments": "{}"}}
+    template = ChatTemplate(qwen)
+
+    assert (template.tool_format, template.reasoning_format) == ("hermes", "think_lines")
+    assert template.render([{"role": "assistant", "content": None, "tool_calls": [call]}]) == "[]"
+    plain = ChatTemplate(CONCATENATING)
+    assert (plain.tool_format, plain.reasoning_format) == (None, None)
+
+
 def test_tools_reach_a_template_that_knows_them():
     source = "{% if tools %}{{ tools | length }}{% endif %}"
 

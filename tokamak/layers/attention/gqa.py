@@ -7,6 +7,7 @@ projected, where the device has a kernel that rotates, caches and attends at onc
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 
 from tokamak.core.context import StepContext, current
@@ -23,6 +24,9 @@ from tokamak.ops.rotate_cache_attend import rotate_cache_attend
 
 GROUP = "keys"
 """The cache group that `keys` and `values` form, named after its first sub-cache."""
+
+CACHE_DTYPES = ("bfloat16", "fp8")
+"""Formats its keys and values may have beside the model's own."""
 
 
 @eager_region("gqa_attention", outs=("out",))
@@ -45,12 +49,15 @@ class GroupedQueryAttention:
     """`heads` query heads share `kv_heads` key and value heads; `window_tokens` 0 sees everything.
 
     `cos_sin` is the model's one table of angles ([positions, rotary_dim] float32). With `head_norms`,
-    queries and keys are normed per head before rotation.
+    queries and keys are normed per head before rotation. With `sinks`, each query head has a learned score beside
+    those of its keys.
     """
 
     q_norm: Vector | None
     k_norm: Vector | None
     """[head_dim] weights of the head norms, parameters of their own."""
+    sinks: Vector | None
+    """[heads] float32, a parameter of its own."""
 
     def __init__(
         self,
@@ -64,6 +71,7 @@ class GroupedQueryAttention:
         eps: float,
         window_tokens: int = 0,
         head_norms: bool = False,
+        sinks: bool = False,
         qkv_bias: bool = False,
         out_bias: bool = False,
     ) -> None:
@@ -72,6 +80,7 @@ class GroupedQueryAttention:
         self.out = Linear(build, heads * head_dim, (width,), bias=out_bias)
         self.q_norm = Vector(build, (head_dim,), around=1.0) if head_norms else None
         self.k_norm = Vector(build, (head_dim,), around=1.0) if head_norms else None
+        self.sinks = Vector(build, (heads,), dtype=torch.float32) if sinks else None
         self._heads, self._head_dim = heads, head_dim
         self._cos_sin = cos_sin
         self._eps = eps
@@ -87,7 +96,7 @@ class GroupedQueryAttention:
         self._values: Tensor | None = None
 
     def bind_caches(self, keys: Tensor, values: Tensor) -> None:
-        """Take this layer's views, each [blocks, kv_heads, block_tokens, head_dim]."""
+        """Take this layer's views, each [blocks, kv_heads, block_tokens, head_dim], in the build's cache_dtype."""
         self._keys, self._values = keys, values
 
     def __call__(
@@ -125,6 +134,11 @@ class GroupedQueryAttention:
             None if self.k_norm is None else self.k_norm.values,
         )
 
+    @property
+    def _sinks(self) -> Tensor | None:
+        """Scores of the sinks."""
+        return None if self.sinks is None else self.sinks.values
+
     def attend(self, q: Tensor, out: Tensor, context: StepContext) -> None:
         """The body of the region: one call for prefill rows, one for decode rows, padding filled.
 
@@ -147,6 +161,7 @@ class GroupedQueryAttention:
                 self._scale,
                 self._window_tokens,
                 mixed,
+                self._sinks,
             )
         hand_back(context, out)
 
@@ -182,5 +197,6 @@ class GroupedQueryAttention:
             self._scale,
             self._window_tokens,
             mixed,
+            self._sinks,
         )
         hand_back(context, out)

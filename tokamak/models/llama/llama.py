@@ -9,7 +9,7 @@ from torch import Tensor
 from tokamak.cache.sub_cache import SubCache
 from tokamak.core.inputs import StepInputs
 from tokamak.graphs.region import Manifest
-from tokamak.layers.attention.gqa import GroupedQueryAttention
+from tokamak.layers.attention.gqa import CACHE_DTYPES, GroupedQueryAttention
 from tokamak.layers.build import Build
 from tokamak.layers.embedding import Embedding, Head
 from tokamak.layers.mlp import GatedMLP
@@ -53,12 +53,13 @@ class Llama(Model):
     """Llama, SmolLM2 and Mistral: grouped-query attention with rotary positions, gated MLPs."""
 
     architectures = ("LlamaForCausalLM", "MistralForCausalLM")
+    cache_dtypes = CACHE_DTYPES
 
     def __init__(self, config: LlamaConfig, build: Build) -> None:
         super().__init__()
         c = config
         self.config = c
-        self._cache_dtype = str(build.dtype).removeprefix("torch.")
+        self._cache_dtype = build.cache_dtype
         cos_sin = c.rope.table(build.max_model_len, build.device)
         self._head = Head(build, c.vocab_tokens, c.width)
         tied = self._head if c.tied_head else None

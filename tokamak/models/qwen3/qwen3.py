@@ -9,7 +9,7 @@ from torch import Tensor
 from tokamak.cache.sub_cache import SubCache
 from tokamak.core.inputs import StepInputs
 from tokamak.graphs.region import Manifest
-from tokamak.layers.attention.gqa import GroupedQueryAttention
+from tokamak.layers.attention.gqa import CACHE_DTYPES, GroupedQueryAttention
 from tokamak.layers.build import Build
 from tokamak.layers.embedding import Embedding, Head
 from tokamak.layers.mlp import GatedMLP
@@ -54,12 +54,13 @@ class Qwen3(Model):
     """Qwen3 dense: grouped-query attention whose queries and keys are normed per head, gated MLPs."""
 
     architectures = ("Qwen3ForCausalLM",)
+    cache_dtypes = CACHE_DTYPES
 
     def __init__(self, config: Qwen3Config, build: Build) -> None:
         super().__init__()
         c = config
         self.config = c
-        self._cache_dtype = str(build.dtype).removeprefix("torch.")
+        self._cache_dtype = build.cache_dtype
         cos_sin = c.rope.table(build.max_model_len, build.device)
         self._head = Head(build, c.vocab_tokens, c.width)
         tied = self._head if c.tied_head else None

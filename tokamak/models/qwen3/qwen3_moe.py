@@ -9,7 +9,7 @@ from torch import Tensor
 from tokamak.cache.sub_cache import SubCache
 from tokamak.core.inputs import StepInputs
 from tokamak.graphs.region import Manifest
-from tokamak.layers.attention.gqa import GroupedQueryAttention
+from tokamak.layers.attention.gqa import CACHE_DTYPES, GroupedQueryAttention
 from tokamak.layers.build import Build
 from tokamak.layers.embedding import Embedding, Head
 from tokamak.layers.mlp import GatedMLP
@@ -77,12 +77,13 @@ class Qwen3Moe(Model):
     """Qwen3 with experts: grouped-query attention whose queries and keys are normed per head, routed gated MLPs."""
 
     architectures = ("Qwen3MoeForCausalLM",)
+    cache_dtypes = CACHE_DTYPES
 
     def __init__(self, config: Qwen3MoeConfig, build: Build) -> None:
         super().__init__()
         c = config.dense
         self.config = config
-        self._cache_dtype = str(build.dtype).removeprefix("torch.")
+        self._cache_dtype = build.cache_dtype
         cos_sin = c.rope.table(build.max_model_len, build.device)
         self._head = Head(build, c.vocab_tokens, c.width)
         tied = self._head if c.tied_head else None

@@ -3,7 +3,9 @@
 On a CPU with llvmlite, weights keep the checkpoint's number format and rows are float32 inside the
 product. Where the CPU multiplies bfloat16 itself, a model in bfloat16 also keeps a prepacked matrix for
 many rows if that was measured to pay. Without llvmlite, PyTorch's own forms remain. On a GPU a weight is
-a plain matrix in the model's dtype: form `device`, or `dense` for PyTorch's products alone.
+a plain matrix in the model's dtype: form `device`, or `dense` for PyTorch's products alone. Where the GPU multiplies
+8-bit floating-point numbers and the checkpoint has them, it keeps them: form `fp8`, which a CPU takes when asked to,
+to compute what a GPU does.
 """
 
 from __future__ import annotations
@@ -13,10 +15,10 @@ from functools import partial
 
 import torch
 
-from tokamak.core.weight import DenseWeight, GroupedWeight, ScaledWeight, Weight
+from tokamak.core.weight import DenseWeight, GroupedWeight, PackedWeight, ScaledWeight, Weight
 from tokamak.device.facts import DeviceFacts
 from tokamak.errors import NoBackendError
-from tokamak.ops.linear.device import DeviceLinear, to_device
+from tokamak.ops.linear.device import DeviceLinear, ScaledLinear, scaled_to_device, to_device
 from tokamak.ops.linear.forms import FORMS, ByRows, DenseLinear, Form, PackedLinear
 from tokamak.ops.linear.measure import Choice, choose_forms
 
@@ -57,11 +59,15 @@ def pack_with_reason(
     Raises:
         NoBackendError: the preferred form does not exist or does not fit.
     """
-    if isinstance(weight, ScaledWeight):
-        # No product of ours takes 8-bit floating-point numbers: they are widened once.
-        weight = DenseWeight(weight.dense(dtype))
+    if prefer == ScaledLinear.form:
+        if isinstance(weight, ScaledWeight) and ScaledLinear.can_take(weight):
+            return ScaledLinear(scaled_to_device(weight, device), facts), "asked for"
+        prefer = None  # Weights that are not stored so keep a form of their own.
     if facts.vendor != "cpu":
         return _pack_on_device(weight, dtype=dtype, facts=facts, prefer=prefer, device=device)
+    if isinstance(weight, ScaledWeight | PackedWeight):
+        # A CPU widens floating-point numbers of 8 and 4 bits once, unless it is to compute what a GPU does.
+        weight = DenseWeight(weight.dense(dtype))
     forms = forms_for(weight, dtype=dtype, exact=exact, facts=facts, head=head)
     if prefer is not None:
         if prefer not in forms:
@@ -115,13 +121,17 @@ def _pack_on_device(
     prefer: str | None,
     device: torch.device | None,
 ) -> tuple[PackedLinear, str]:
-    """A matrix on the device, with kernels for few rows unless PyTorch's products alone are asked for."""
+    """8-bit numbers where the device multiplies them, else a matrix with kernels for few rows, or PyTorch's products alone."""
+    if (
+        prefer is None
+        and isinstance(weight, ScaledWeight)
+        and ScaledLinear.takes(weight, dtype, facts)
+    ):
+        return ScaledLinear(scaled_to_device(weight, device), facts), "8 bits as stored"
     names = (DeviceLinear.form, DenseLinear.form)
     if prefer is not None and prefer not in names:
         raise _no_form(prefer, names, dtype, facts)
-    matrix = (
-        weight.dense(dtype) if device is None else to_device(weight, dtype=dtype, device=device)
-    )
+    matrix = to_device(weight, dtype=dtype, device=device)
     if prefer == DenseLinear.form:
         return DenseLinear(matrix), "asked for"
     why = "a matrix on the device" if prefer is None else "asked for"

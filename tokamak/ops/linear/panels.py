@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from tokamak.core.weight import DenseWeight, ScaledWeight, Weight
+from tokamak.core.weight import DenseWeight, PackedWeight, ScaledWeight, Weight
 from tokamak.ops.jit.language import Kernel, Num, Pointer
 from tokamak.ops.jit.objects import host
 
@@ -105,7 +105,7 @@ def pack_panels(weight: Weight) -> Packed:
     """Lay a weight out in panels."""
     width = PANEL_VECTORS * host().lanes
     features, columns = weight.shape
-    if isinstance(weight, ScaledWeight):
+    if isinstance(weight, ScaledWeight | PackedWeight):
         weight = DenseWeight(weight.dense(torch.float32))
     if isinstance(weight, DenseWeight):
         values = weight.values if weight.values.dtype in PLAIN_KINDS else weight.values.float()

@@ -1,6 +1,6 @@
 """Rows through the experts chosen for them."""
 
 from tokamak.ops.moe_experts.limited import moe_experts_limited
-from tokamak.ops.moe_experts.reference import moe_experts
+from tokamak.ops.moe_experts.reference import moe_experts, scaled_experts
 
-__all__ = ["moe_experts", "moe_experts_limited"]
+__all__ = ["moe_experts", "moe_experts_limited", "scaled_experts"]

@@ -9,6 +9,8 @@ import torch
 from torch import Tensor
 
 from tokamak.ops.case import Case, seeded, tolerance_of
+from tokamak.ops.quant_linear.cases import scaled_numbers
+from tokamak.ops.quant_linear.reference import ScaleBlocks
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,4 +78,36 @@ moe_experts_cases = [
 ] + [
     Case(name, partial(_one_expert_for_all, name), tolerance_of(torch.float32))
     for name in ["one expert for all, the others for none"]
+]
+
+SCALED_SIZES = (
+    (Sizes(0, 4, 2, 128, 128), (128, 128)),
+    (Sizes(1, 8, 2, 256, 128), (128, 128)),
+    (Sizes(3, 4, 2, 96, 64), (32, 32)),
+    (Sizes(5, 4, 1, 200, 72), (1, 1 << 20)),
+    (Sizes(21, 4, 2, 256, 256), (128, 128)),
+    (Sizes(40, 6, 3, 64, 96), (32, 32)),
+    (Sizes(30, 3, 2, 200, 72), (1, 1 << 20)),
+)
+"""Sizes, and rows and columns of a block."""
+SCALED_TOLERANCE = {torch.float32: 2.0**-5, torch.bfloat16: 2.0**-4}
+"""What gate and up make may lie near the middle of two 8-bit numbers, and is then rounded either way."""
+
+
+def _make_scaled(
+    name: str, sizes: Sizes, block: tuple[int, int], dtype: torch.dtype
+) -> tuple[object, ...]:
+    x, ids, weights, gate_up, down = _numbers(name, sizes, dtype)
+    blocks = ScaleBlocks(*block, block[0] == 32)
+    generator = seeded(f"{name} scales")
+    up_codes, up_scales = scaled_numbers(tuple(gate_up.shape), blocks, generator)
+    down_codes, down_scales = scaled_numbers(tuple(down.shape), blocks, generator)
+    return x, ids, weights, up_codes, up_scales, down_codes, down_scales, blocks
+
+
+scaled_experts_cases = [
+    Case(name, partial(_make_scaled, name, sizes, block, dtype), SCALED_TOLERANCE[dtype])
+    for dtype in (torch.float32, torch.bfloat16)
+    for sizes, block in SCALED_SIZES
+    for name in [f"{_name(sizes, dtype)} in {block[0]}x{block[1]}"]
 ]

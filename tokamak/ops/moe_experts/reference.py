@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from tokamak.ops.quant_linear.reference import ScaleBlocks, fake_quantized, widened
 from tokamak.ops.registry import op
 
 GATHERED_PAIRS = 32
@@ -24,6 +25,37 @@ def moe_experts(x: Tensor, ids: Tensor, weights: Tensor, gate_up: Tensor, down: 
     if ids.numel() <= GATHERED_PAIRS:
         return _by_pair(x, ids, weights, gate_up, down)
     return _by_expert(x, ids, weights, gate_up, down)
+
+
+@op
+def scaled_experts(
+    x: Tensor,
+    ids: Tensor,
+    weights: Tensor,
+    gate_up: Tensor,
+    gate_up_scales: Tensor,
+    down: Tensor,
+    down_scales: Tensor,
+    blocks: ScaleBlocks,
+) -> Tensor:
+    """Do what `moe_experts` does with 8-bit weights, and round rows to 8 bits before both products; W8A8.
+
+    Rows, and what gate and up make of them in the dtype of x, are rounded as `scaled_linear` does.
+
+    x, ids, weights: as of `moe_experts`. gate_up: float8_e4m3fn [experts, 2 * inner, width], down: [experts, width,
+    inner]; scales: float32 [experts, rows / blocks.rows, columns / blocks.columns], rounded up.
+    """
+    rounded, up = fake_quantized(x, blocks), widened(gate_up, gate_up_scales, blocks)
+    back = widened(down, down_scales, blocks)
+    total = torch.zeros(x.shape, dtype=torch.float32, device=x.device)
+    for expert in range(gate_up.shape[0]):
+        gate, above = functional.linear(rounded, up[expert]).chunk(2, dim=-1)
+        hidden = (functional.silu(gate) * above).to(x.dtype)
+        mixed = functional.linear(fake_quantized(hidden, blocks), back[expert])
+        share = (weights * (ids == expert)).sum(dim=1, keepdim=True)
+        chosen = (ids == expert).any(dim=1, keepdim=True)
+        total += torch.where(chosen, share * mixed, 0.0)
+    return total.to(x.dtype)
 
 
 def _by_pair(x: Tensor, ids: Tensor, weights: Tensor, gate_up: Tensor, down: Tensor) -> Tensor:

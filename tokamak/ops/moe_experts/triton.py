@@ -5,10 +5,12 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from tokamak.ops.moe_experts.reference import moe_experts
+from tokamak.ops.moe_experts.matrix import ExpertMatrix
+from tokamak.ops.moe_experts.reference import moe_experts, scaled_experts
 from tokamak.ops.moe_experts.triton_few import experts_of_few
 from tokamak.ops.moe_experts.triton_grouped import grouped_experts
-from tokamak.ops.triton_facts import fits, rows_of
+from tokamak.ops.quant_linear.reference import ScaleBlocks
+from tokamak.ops.triton_facts import fits, fits_e4m3, rows_of
 
 FEW_PAIRS = 16
 """Up to so many pairs, few share an expert, and two launches cost less than reading one twice."""
@@ -19,8 +21,29 @@ def triton_moe_experts(
     x: Tensor, ids: Tensor, weights: Tensor, gate_up: Tensor, down: Tensor
 ) -> Tensor:
     """Send each row through its experts and add what they say by weight."""
+    return _experts(x, ids, weights, ExpertMatrix(gate_up), ExpertMatrix(down))
+
+
+@scaled_experts.backend("triton", fits=fits_e4m3)
+def triton_scaled_experts(
+    x: Tensor,
+    ids: Tensor,
+    weights: Tensor,
+    gate_up: Tensor,
+    gate_up_scales: Tensor,
+    down: Tensor,
+    down_scales: Tensor,
+    blocks: ScaleBlocks,
+) -> Tensor:
+    """Send each row, rounded to 8 bits, through its experts and add what they say by weight."""
+    up = ExpertMatrix(gate_up, gate_up_scales, blocks)
+    return _experts(x, ids, weights, up, ExpertMatrix(down, down_scales, blocks))
+
+
+def _experts(
+    x: Tensor, ids: Tensor, weights: Tensor, gate_up: ExpertMatrix, down: ExpertMatrix
+) -> Tensor:
     if not ids.numel():
         return torch.empty_like(x)
-    x, ids, weights = rows_of(x), ids.contiguous(), weights.contiguous()
     run = experts_of_few if ids.numel() <= FEW_PAIRS else grouped_experts
-    return run(x, ids, weights, gate_up, down)
+    return run(rows_of(x), ids.contiguous(), weights.contiguous(), gate_up, down)

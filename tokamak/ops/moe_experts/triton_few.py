@@ -14,6 +14,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from tokamak.ops.moe_experts.matrix import ExpertMatrix, as_multiplied
+
 
 @dataclass(frozen=True, slots=True)
 class FewTiles:
@@ -28,10 +30,44 @@ class FewTiles:
 
 
 @triton.jit
+def _products(
+    weight,
+    x,
+    x_scales_ptr,
+    scales_ptr,
+    features,
+    start,
+    COLUMNS: tl.constexpr,
+    FEATURES: tl.constexpr,
+    INPUTS: tl.constexpr,
+    SCALED: tl.constexpr,
+    BLOCK_ROWS: tl.constexpr,
+    BLOCK_COLUMNS: tl.constexpr,
+    GROUP: tl.constexpr,
+):
+    """Weights [FEATURES, INPUTS] that begin at column `start` times x [INPUTS], by the scales of their blocks."""
+    products = weight.to(tl.float32) * x[None, :]
+    if SCALED:
+        SCALE_COLUMNS: tl.constexpr = (COLUMNS + BLOCK_COLUMNS - 1) // BLOCK_COLUMNS
+        of_group = (start + tl.arange(0, INPUTS // GROUP) * GROUP) // BLOCK_COLUMNS
+        of_group = tl.minimum(of_group, SCALE_COLUMNS - 1)
+        places = (features // BLOCK_ROWS)[:, None] * SCALE_COLUMNS + of_group[None, :]
+        GROUPS: tl.constexpr = (COLUMNS + GROUP - 1) // GROUP
+        group = start // GROUP + tl.arange(0, INPUTS // GROUP)
+        x_scale = tl.load(x_scales_ptr + group, mask=group < GROUPS, other=0.0)
+        factor = tl.load(scales_ptr + places) * x_scale[None, :]
+        groups = tl.reshape(products, [FEATURES, INPUTS // GROUP, GROUP])
+        products = tl.reshape(groups * factor[:, :, None], [FEATURES, INPUTS])
+    return products
+
+
+@triton.jit
 def _few_gate_up_kernel(
     x_ptr,
+    x_scales_ptr,
     ids_ptr,
     gate_up_ptr,
+    scales_ptr,
     hidden_ptr,
     stride_x_row,
     CHOSEN: tl.constexpr,
@@ -39,12 +75,20 @@ def _few_gate_up_kernel(
     INNER: tl.constexpr,
     FEATURES: tl.constexpr,
     INPUTS: tl.constexpr,
+    SCALED: tl.constexpr,
+    BLOCK_ROWS: tl.constexpr,
+    BLOCK_COLUMNS: tl.constexpr,
+    GROUP: tl.constexpr,
+    EXPERT_SCALES: tl.constexpr,
 ):
     pair = tl.program_id(1).to(tl.int64)
     expert = tl.load(ids_ptr + pair).to(tl.int64)
     features = tl.program_id(0) * FEATURES + tl.arange(0, FEATURES)
     kept = features < INNER
+    read = tl.minimum(features, INNER - 1)
     gate_ptr = gate_up_ptr + expert * (2 * INNER * WIDTH)
+    expert_scales_ptr = scales_ptr + expert * EXPERT_SCALES
+    row_scales_ptr = x_scales_ptr + pair // CHOSEN * ((WIDTH + GROUP - 1) // GROUP)
     row_ptr = x_ptr + pair // CHOSEN * stride_x_row
     gates = tl.zeros([FEATURES, INPUTS], tl.float32)
     ups = tl.zeros([FEATURES, INPUTS], tl.float32)
@@ -55,8 +99,14 @@ def _few_gate_up_kernel(
         x = tl.load(row_ptr + inputs, mask=inputs < WIDTH, other=0.0).to(tl.float32)
         gate = tl.load(gate_ptr + at, mask=inside, other=0.0)
         up = tl.load(gate_ptr + INNER * WIDTH + at, mask=inside, other=0.0)
-        gates += gate.to(tl.float32) * x[None, :]
-        ups += up.to(tl.float32) * x[None, :]
+        gates += _products(
+            gate, x, row_scales_ptr, expert_scales_ptr, read, start, WIDTH, FEATURES, INPUTS,
+            SCALED, BLOCK_ROWS, BLOCK_COLUMNS, GROUP,
+        )  # fmt: skip
+        ups += _products(
+            up, x, row_scales_ptr, expert_scales_ptr, INNER + read, start, WIDTH, FEATURES, INPUTS,
+            SCALED, BLOCK_ROWS, BLOCK_COLUMNS, GROUP,
+        )  # fmt: skip
     gate, up = tl.sum(gates, axis=1), tl.sum(ups, axis=1)
     hidden = gate / (1.0 + tl.exp(-gate)) * up
     tl.store(hidden_ptr + pair * INNER + features, hidden, mask=kept)
@@ -65,19 +115,28 @@ def _few_gate_up_kernel(
 @triton.jit
 def _few_down_kernel(
     hidden_ptr,
+    hidden_scales_ptr,
     ids_ptr,
     weights_ptr,
     down_ptr,
+    scales_ptr,
     out_ptr,
     CHOSEN: tl.constexpr,
     WIDTH: tl.constexpr,
     INNER: tl.constexpr,
     FEATURES: tl.constexpr,
     INPUTS: tl.constexpr,
+    SCALED: tl.constexpr,
+    BLOCK_ROWS: tl.constexpr,
+    BLOCK_COLUMNS: tl.constexpr,
+    GROUP: tl.constexpr,
+    EXPERT_SCALES: tl.constexpr,
 ):
     row = tl.program_id(1).to(tl.int64)
     features = tl.program_id(0) * FEATURES + tl.arange(0, FEATURES)
     kept = features < WIDTH
+    read = tl.minimum(features, WIDTH - 1)
+    GROUPS: tl.constexpr = (INNER + GROUP - 1) // GROUP
     total = tl.zeros([FEATURES, INPUTS], tl.float32)
     for slot in tl.static_range(CHOSEN):
         pair = row * CHOSEN + slot
@@ -89,8 +148,11 @@ def _few_down_kernel(
             inside = kept[:, None] & (inputs < INNER)[None, :]
             weight = tl.load(down_ptr + expert * (WIDTH * INNER) + at, mask=inside, other=0.0)
             hidden_ptrs = hidden_ptr + pair * INNER + inputs
-            hidden = tl.load(hidden_ptrs, mask=inputs < INNER, other=0.0)
-            total += weight.to(tl.float32) * (hidden * share)[None, :]
+            hidden = tl.load(hidden_ptrs, mask=inputs < INNER, other=0.0).to(tl.float32)
+            total += _products(
+                weight, hidden * share, hidden_scales_ptr + pair * GROUPS, scales_ptr + expert * EXPERT_SCALES,
+                read, start, INNER, FEATURES, INPUTS, SCALED, BLOCK_ROWS, BLOCK_COLUMNS, GROUP,
+            )  # fmt: skip
     tl.store(out_ptr + row * WIDTH + features, tl.sum(total, axis=1), mask=kept)
 
 
@@ -101,40 +163,54 @@ def experts_of_few(
     x: Tensor,
     ids: Tensor,
     weights: Tensor,
-    gate_up: Tensor,
-    down: Tensor,
+    gate_up: ExpertMatrix,
+    down: ExpertMatrix,
     tiles: FewTiles = DEFAULT_TILES,
 ) -> Tensor:
-    """The weighted sum over experts; arguments are those of `moe_experts`, with at least one row."""
+    """The weighted sum over experts; arguments are those of the ops, with at least one row."""
     hidden = pass_few_gate_up(x, ids, gate_up, tiles)
     return pass_few_down(hidden, ids, weights, down, tiles, x.dtype)
 
 
-def pass_few_gate_up(x: Tensor, ids: Tensor, gate_up: Tensor, tiles: FewTiles) -> Tensor:
-    """silu(gate(x)) * up(x) of every pair, float32 [pairs, inner]."""
+def pass_few_gate_up(x: Tensor, ids: Tensor, gate_up: ExpertMatrix, tiles: FewTiles) -> Tensor:
+    """silu(gate(x)) * up(x) of every pair, [pairs, inner] in float32, or in the dtype of x if it is to be rounded."""
     pairs, chosen = ids.numel(), ids.shape[1]
-    _, both, width = gate_up.shape
+    _, both, width = gate_up.values.shape
     inner = both // 2
-    hidden = torch.empty((pairs, inner), dtype=torch.float32, device=x.device)
+    kind = torch.float32 if gate_up.scales is None else x.dtype
+    hidden = torch.empty((pairs, inner), dtype=kind, device=x.device)
+    rows, row_scales = as_multiplied(x, gate_up)
     _few_gate_up_kernel[(triton.cdiv(inner, tiles.gate_up_features), pairs)](
-        x, ids, gate_up, hidden, x.stride(0),
+        rows, row_scales, ids, gate_up.values, gate_up.pointer, hidden, rows.stride(0),
         CHOSEN=chosen, WIDTH=width, INNER=inner, FEATURES=tiles.gate_up_features,
-        INPUTS=min(tiles.gate_up_inputs, triton.next_power_of_2(width)),
-        num_warps=tiles.gate_up_warps,
+        INPUTS=_inputs(tiles.gate_up_inputs, gate_up), num_warps=tiles.gate_up_warps,
+        **gate_up.constants(),
     )  # fmt: skip
     return hidden
 
 
 def pass_few_down(
-    hidden: Tensor, ids: Tensor, weights: Tensor, down: Tensor, tiles: FewTiles, dtype: torch.dtype
+    hidden: Tensor,
+    ids: Tensor,
+    weights: Tensor,
+    down: ExpertMatrix,
+    tiles: FewTiles,
+    dtype: torch.dtype,
 ) -> Tensor:
     """down(hidden) by weight, added over each row's experts: [rows, width] in a dtype."""
     rows, chosen = ids.shape
-    _, width, inner = down.shape
+    _, width, inner = down.values.shape
     out = torch.empty((rows, width), dtype=dtype, device=hidden.device)
+    mixed, mixed_scales = as_multiplied(hidden, down)
     _few_down_kernel[(triton.cdiv(width, tiles.down_features), rows)](
-        hidden, ids, weights, down, out,
+        mixed, mixed_scales, ids, weights, down.values, down.pointer, out,
         CHOSEN=chosen, WIDTH=width, INNER=inner, FEATURES=tiles.down_features,
-        INPUTS=min(tiles.down_inputs, triton.next_power_of_2(inner)), num_warps=tiles.down_warps,
+        INPUTS=_inputs(tiles.down_inputs, down), num_warps=tiles.down_warps, **down.constants(),
     )  # fmt: skip
     return out
+
+
+def _inputs(most: int, matrix: ExpertMatrix) -> int:
+    """Columns a program has on their way: whole groups, no more than there are."""
+    at_most = int(min(most, triton.next_power_of_2(matrix.values.shape[2])))
+    return at_most if matrix.scales is None else max(at_most, matrix.group)

@@ -15,6 +15,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from tokamak.ops.moe_experts.matrix import ExpertMatrix, as_multiplied
+
 FEW_GROUP_PAIRS, MANY_GROUP_PAIRS = 1024, 4096
 """Pairs a grouping program looks at a time: all of a decode step's, or a piece of a prefill's."""
 TABLE_FIELDS = 3
@@ -57,6 +59,15 @@ TILES = (
 """Measured on an H200 with Qwen3-30B-A3B's experts (`benchmarks/ops/gpu_moe.py --tune`)."""
 
 
+SCALED_TILES = (
+    GroupedTiles(16, Tile(64, 128, 4, 5, turned=True), Tile(64, 128, 4, 4, turned=True)),
+    GroupedTiles(32, Tile(64, 128, 4, 4, turned=True), Tile(64, 128, 4, 4, turned=True)),
+    GroupedTiles(64, Tile(64, 128, 4, 4), Tile(128, 128, 4, 4)),
+    GroupedTiles(64, Tile(64, 128, 4, 4), Tile(128, 128, 4, 4)),
+)
+"""Of 8-bit numbers: every product of a group is added to a total of its own, which takes as many registers again."""
+
+
 def _for_amd(tile: Tile) -> Tile:
     """64 KiB of local memory hold two stages of 128 features."""
     return replace(tile, features=min(tile.features, 128), stages=2)
@@ -68,9 +79,14 @@ AMD_TILES = tuple(
 
 
 def tiles_for(pairs: int, experts: int, dtype: torch.dtype) -> GroupedTiles:
-    """Tiles by how many pairs an expert has in the mean; of wide numbers fewer inputs at a time."""
+    """Tiles by how many pairs an expert has in the mean; of wide numbers fewer inputs at a time.
+
+    dtype: of the numbers multiplied.
+    """
     mean = pairs / experts
     at = next((at for at, most in enumerate((12, 32, 96)) if mean <= most), 3)
+    if dtype.itemsize == 1:
+        return SCALED_TILES[at]
     tiles = (TILES if torch.version.hip is None else AMD_TILES)[at]
     if dtype.itemsize <= 2:
         return tiles
@@ -132,9 +148,21 @@ def _multiply(x, weight, total, TURNED: tl.constexpr):
 
 
 @triton.jit
+def _multiply_scaled(x, weight, total, x_scale, weight_scale, TURNED: tl.constexpr):
+    """The same of 8-bit numbers, by the scales of x [pairs] and weight [features]."""
+    if TURNED:
+        total += tl.dot(weight, tl.trans(x)) * (weight_scale[:, None] * x_scale[None, :])
+    else:
+        total += tl.dot(x, tl.trans(weight)) * (x_scale[:, None] * weight_scale[None, :])
+    return total
+
+
+@triton.jit
 def _grouped_gate_up_kernel(
     x_ptr,
+    x_scales_ptr,
     gate_up_ptr,
+    scales_ptr,
     hidden_ptr,
     order_ptr,
     table_ptr,
@@ -146,7 +174,14 @@ def _grouped_gate_up_kernel(
     FEATURES: tl.constexpr,
     INPUTS: tl.constexpr,
     TURNED: tl.constexpr,
+    SCALED: tl.constexpr,
+    BLOCK_ROWS: tl.constexpr,
+    BLOCK_COLUMNS: tl.constexpr,
+    GROUP: tl.constexpr,
+    EXPERT_SCALES: tl.constexpr,
 ):
+    SCALE_COLUMNS: tl.constexpr = (WIDTH + BLOCK_COLUMNS - 1) // BLOCK_COLUMNS
+    GROUPS: tl.constexpr = (WIDTH + GROUP - 1) // GROUP
     slot_ptr = table_ptr + tl.program_id(1) * 3
     expert = tl.load(slot_ptr).to(tl.int64)
     if expert < 0:
@@ -167,6 +202,10 @@ def _grouped_gate_up_kernel(
     else:
         gate = tl.zeros([PAIRS, FEATURES], tl.float32)
         up = tl.zeros([PAIRS, FEATURES], tl.float32)
+    scales_ptr += expert * EXPERT_SCALES
+    gate_scale_ptrs = scales_ptr + read // BLOCK_ROWS * SCALE_COLUMNS
+    up_scale_ptrs = scales_ptr + (INNER + read) // BLOCK_ROWS * SCALE_COLUMNS
+    x_scale_ptrs = x_scales_ptr + (pairs // CHOSEN).to(tl.int64) * GROUPS
     for start in range(0, WIDTH, INPUTS):
         if WIDTH % INPUTS == 0:
             x, g, u = tl.load(x_ptrs), tl.load(gate_ptrs), tl.load(up_ptrs)
@@ -175,8 +214,15 @@ def _grouped_gate_up_kernel(
             x = tl.load(x_ptrs, mask=inside, other=0.0)
             g = tl.load(gate_ptrs, mask=inside, other=0.0)
             u = tl.load(up_ptrs, mask=inside, other=0.0)
-        gate = _multiply(x, g, gate, TURNED)
-        up = _multiply(x, u, up, TURNED)
+        if SCALED:
+            x_scale = tl.load(x_scale_ptrs + start // GROUP)
+            gate_scale = tl.load(gate_scale_ptrs + start // BLOCK_COLUMNS)
+            up_scale = tl.load(up_scale_ptrs + start // BLOCK_COLUMNS)
+            gate = _multiply_scaled(x, g, gate, x_scale, gate_scale, TURNED)
+            up = _multiply_scaled(x, u, up, x_scale, up_scale, TURNED)
+        else:
+            gate = _multiply(x, g, gate, TURNED)
+            up = _multiply(x, u, up, TURNED)
         x_ptrs += INPUTS
         gate_ptrs += INPUTS
         up_ptrs += INPUTS
@@ -190,8 +236,10 @@ def _grouped_gate_up_kernel(
 @triton.jit
 def _grouped_down_kernel(
     hidden_ptr,
+    hidden_scales_ptr,
     weights_ptr,
     down_ptr,
+    scales_ptr,
     parts_ptr,
     order_ptr,
     table_ptr,
@@ -201,7 +249,14 @@ def _grouped_down_kernel(
     FEATURES: tl.constexpr,
     INPUTS: tl.constexpr,
     TURNED: tl.constexpr,
+    SCALED: tl.constexpr,
+    BLOCK_ROWS: tl.constexpr,
+    BLOCK_COLUMNS: tl.constexpr,
+    GROUP: tl.constexpr,
+    EXPERT_SCALES: tl.constexpr,
 ):
+    SCALE_COLUMNS: tl.constexpr = (INNER + BLOCK_COLUMNS - 1) // BLOCK_COLUMNS
+    GROUPS: tl.constexpr = (INNER + GROUP - 1) // GROUP
     slot_ptr = table_ptr + tl.program_id(1) * 3
     expert = tl.load(slot_ptr).to(tl.int64)
     if expert < 0:
@@ -220,6 +275,8 @@ def _grouped_down_kernel(
         mixed = tl.zeros([FEATURES, PAIRS], tl.float32)
     else:
         mixed = tl.zeros([PAIRS, FEATURES], tl.float32)
+    scale_ptrs = scales_ptr + expert * EXPERT_SCALES + read // BLOCK_ROWS * SCALE_COLUMNS
+    hidden_scale_ptrs = hidden_scales_ptr + known.to(tl.int64) * GROUPS
     for start in range(0, INNER, INPUTS):
         if INNER % INPUTS == 0:
             hidden, weight = tl.load(hidden_ptrs), tl.load(down_ptrs)
@@ -227,7 +284,12 @@ def _grouped_down_kernel(
             inside = (start + inputs < INNER)[None, :]
             hidden = tl.load(hidden_ptrs, mask=inside, other=0.0)
             weight = tl.load(down_ptrs, mask=inside, other=0.0)
-        mixed = _multiply(hidden, weight, mixed, TURNED)
+        if SCALED:
+            hidden_scale = tl.load(hidden_scale_ptrs + start // GROUP)
+            weight_scale = tl.load(scale_ptrs + start // BLOCK_COLUMNS)
+            mixed = _multiply_scaled(hidden, weight, mixed, hidden_scale, weight_scale, TURNED)
+        else:
+            mixed = _multiply(hidden, weight, mixed, TURNED)
         hidden_ptrs += INPUTS
         down_ptrs += INPUTS
     if TURNED:
@@ -255,13 +317,13 @@ def grouped_experts(
     x: Tensor,
     ids: Tensor,
     weights: Tensor,
-    gate_up: Tensor,
-    down: Tensor,
+    gate_up: ExpertMatrix,
+    down: ExpertMatrix,
     tiles: GroupedTiles | None = None,
 ) -> Tensor:
-    """The weighted sum over experts; arguments are those of `moe_experts`, with at least one row."""
-    experts = gate_up.shape[0]
-    tiles = tiles_for(ids.numel(), experts, x.dtype) if tiles is None else tiles
+    """The weighted sum over experts; arguments are those of the ops, with at least one row."""
+    experts = gate_up.values.shape[0]
+    tiles = tiles_for(ids.numel(), experts, gate_up.values.dtype) if tiles is None else tiles
     order, table = group_pairs(ids, experts, tiles.pairs)
     hidden = pass_gate_up(x, ids.shape[1], gate_up, order, table, tiles.pairs, tiles.gate_up)
     parts = pass_down(hidden, weights, down, order, table, tiles.pairs, tiles.down)
@@ -290,20 +352,22 @@ def group_pairs(ids: Tensor, experts: int, tile_pairs: int) -> tuple[Tensor, Ten
 def pass_gate_up(
     x: Tensor,
     chosen: int,
-    gate_up: Tensor,
+    gate_up: ExpertMatrix,
     order: Tensor,
     table: Tensor,
     tile_pairs: int,
     tile: Tile,
 ) -> Tensor:
     """silu(gate(x)) * up(x) of every pair, [pairs, inner] in the order of experts."""
-    _, both, width = gate_up.shape
+    _, both, width = gate_up.values.shape
     inner = both // 2
+    rows, row_scales = as_multiplied(x, gate_up)
     hidden = torch.empty((order.shape[0], inner), dtype=x.dtype, device=x.device)
     _grouped_gate_up_kernel[(triton.cdiv(inner, tile.features), table.shape[0])](
-        x, gate_up, hidden, order, table, x.stride(0),
+        rows, row_scales, gate_up.values, gate_up.pointer, hidden, order, table, rows.stride(0),
         CHOSEN=chosen, WIDTH=width, INNER=inner, PAIRS=tile_pairs, FEATURES=tile.features,
-        INPUTS=tile.inputs, TURNED=tile.turned, num_warps=tile.warps, num_stages=tile.stages,
+        INPUTS=_inputs(tile, gate_up), TURNED=tile.turned, num_warps=tile.warps,
+        num_stages=tile.stages, **gate_up.constants(),
     )  # fmt: skip
     return hidden
 
@@ -311,21 +375,28 @@ def pass_gate_up(
 def pass_down(
     hidden: Tensor,
     weights: Tensor,
-    down: Tensor,
+    down: ExpertMatrix,
     order: Tensor,
     table: Tensor,
     tile_pairs: int,
     tile: Tile,
 ) -> Tensor:
     """down(hidden) by weight, [pairs, width] in the order of pairs."""
-    _, width, inner = down.shape
+    _, width, inner = down.values.shape
+    rows, row_scales = as_multiplied(hidden, down)
     parts = torch.empty((hidden.shape[0], width), dtype=hidden.dtype, device=hidden.device)
     _grouped_down_kernel[(triton.cdiv(width, tile.features), table.shape[0])](
-        hidden, weights, down, parts, order, table,
+        rows, row_scales, weights, down.values, down.pointer, parts, order, table,
         WIDTH=width, INNER=inner, PAIRS=tile_pairs, FEATURES=tile.features,
-        INPUTS=tile.inputs, TURNED=tile.turned, num_warps=tile.warps, num_stages=tile.stages,
+        INPUTS=_inputs(tile, down), TURNED=tile.turned, num_warps=tile.warps,
+        num_stages=tile.stages, **down.constants(),
     )  # fmt: skip
     return parts
+
+
+def _inputs(tile: Tile, matrix: ExpertMatrix) -> int:
+    """Columns a program multiplies at a time: of 8-bit numbers no more than share a scale."""
+    return tile.inputs if matrix.scales is None else min(tile.inputs, matrix.group)
 
 
 def sum_parts(parts: Tensor, chosen: int) -> Tensor:

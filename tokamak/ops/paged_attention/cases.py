@@ -7,7 +7,15 @@ from functools import partial
 
 import torch
 
-from tokamak.ops.case import Case, seeded, tolerance_of
+from tokamak.ops.case import (
+    CACHED_IN,
+    Case,
+    cached_in,
+    other_cache,
+    random_sinks,
+    seeded,
+    tolerance_of,
+)
 
 BLOCKS = 64
 
@@ -26,9 +34,12 @@ class Sizes:
     q_width: int = 1
     window: int = 0
     block_tokens: int = 16
+    sinks: bool = False
 
 
-def _make(name: str, sizes: Sizes, dtype: torch.dtype) -> tuple[object, ...]:
+def _make(
+    name: str, sizes: Sizes, dtype: torch.dtype, cache_dtype: torch.dtype
+) -> tuple[object, ...]:
     generator = seeded(name)
     assert not (sizes.prefill and sizes.decode), f"{name}: one kind of row a call"
     query_lens = [queries for queries, _ in sizes.prefill] + [sizes.q_width] * len(sizes.decode)
@@ -37,7 +48,7 @@ def _make(name: str, sizes: Sizes, dtype: torch.dtype) -> tuple[object, ...]:
     tokens = sum(query_lens)
     q = torch.randn((tokens, sizes.heads, sizes.head_dim), generator=generator).to(dtype)
     shape = (BLOCKS, 2, sizes.kv_heads, sizes.block_tokens, sizes.head_dim)
-    caches = torch.randn(shape, generator=generator).to(dtype)
+    caches = torch.randn(shape, generator=generator).to(cache_dtype)
     caches[0] = float("nan")
     width = max(-(-length // sizes.block_tokens) for length in lengths) + 1
     table = torch.zeros((len(lengths), width), dtype=torch.int32)
@@ -50,6 +61,7 @@ def _make(name: str, sizes: Sizes, dtype: torch.dtype) -> tuple[object, ...]:
     return (
         q, caches[:, 0], caches[:, 1], table, torch.tensor(lengths, dtype=torch.int32), starts,
         sizes.q_width if sizes.decode else 0, sizes.head_dim**-0.5, sizes.window, torch.full_like(q, float("nan")),
+        random_sinks(sizes.heads, generator) if sizes.sinks else None,
     )  # fmt: skip
 
 
@@ -78,6 +90,12 @@ SIZES = {
     "window of one": Sizes(2, 2, 32, decode=(5,), window=1),
     "large blocks prompt": Sizes(6, 2, 64, prefill=((70, 10),), block_tokens=64),
     "large blocks": Sizes(6, 2, 64, decode=(65, 130), block_tokens=64),
+    "sinks prompt": Sizes(6, 2, 64, prefill=((33, 3), (1, 0), (90, 200)), sinks=True),
+    "sinks": Sizes(6, 2, 64, decode=(1, 40, 250), sinks=True),
+    "sinks drafts": Sizes(6, 2, 64, decode=(3, 250), q_width=3, sinks=True),
+    "window and sinks prompt": Sizes(4, 2, 64, prefill=((40, 0), (5, 170)), window=48, sinks=True),
+    "window and sinks": Sizes(4, 2, 64, decode=(3, 64, 250), window=48, sinks=True),
+    "window and sinks drafts": Sizes(4, 2, 64, decode=(3, 250), q_width=3, window=48, sinks=True),
 }
 
 
@@ -87,19 +105,28 @@ def _no_rows(dtype: torch.dtype) -> tuple[object, ...]:
     none = torch.zeros(0, dtype=torch.int32)
     starts = torch.zeros(1, dtype=torch.int32)
     table = torch.zeros((0, 1), dtype=torch.int32)
-    return q, caches, caches, table, none, starts, 1, 1.0, 0, q.clone()
+    return q, caches, caches, table, none, starts, 1, 1.0, 0, q.clone(), None
 
+
+OTHER_CACHES = (
+    "smollm2 block edges", "smollm2 chunks", "smollm2 drafts", "odd heads prompt", "odd heads", "wide heads prompt",
+    "wide heads", "window prompt", "window drafts", "large blocks",
+    "window and sinks prompt", "window and sinks drafts",
+)  # fmt: skip
+"""Sizes whose caches also come in formats that the rows have not."""
 
 paged_attention_cases = [
     Case(
         title,
-        partial(_make, name, sizes, dtype),
+        partial(_make, name, sizes, dtype, cache_dtype),
         tolerance_of(dtype),
         changed=(9,),
+        cache_dtype=other_cache(dtype, cache_dtype),
     )
-    for dtype in (torch.float32, torch.bfloat16)
+    for dtype, cache_dtype in CACHED_IN
     for name, sizes in SIZES.items()
-    for title in [f"{name} {str(dtype).removeprefix('torch.')}"]
+    if dtype == cache_dtype or name in OTHER_CACHES
+    for title in [f"{name} {cached_in(dtype, cache_dtype)}"]
 ]
 
 paged_attention_cases.append(

@@ -26,12 +26,13 @@ from tokamak.ops.jit.objects import host
 from tokamak.ops.jit.torch_kinds import KINDS, fresh
 from tokamak.ops.paged_attention.padded import padded_paged_attention
 from tokamak.ops.paged_attention.reference import paged_attention
+from tokamak.ops.registry import takes_own
 
 (
     Q, K_CACHE, K_BLOCK, K_HEAD, K_ROW, V_CACHE, V_BLOCK, V_HEAD, V_ROW, TABLE, TABLE_STRIDE, LENGTHS, STARTS,
-    OUT, SCALE, WINDOW, KV_HEADS, BLOCK_TOKENS, FIRST, REQUESTS, TILES, SCORES, SCORES_STRIDE,
-) = range(23)  # fmt: skip
-PARAMETERS = 23
+    OUT, SCALE, WINDOW, KV_HEADS, BLOCK_TOKENS, FIRST, REQUESTS, TILES, SCORES, SCORES_STRIDE, SINKS,
+) = range(24)  # fmt: skip
+PARAMETERS = 24
 CHUNK_TOKENS = 128
 TILE_KEYS = 4
 WHOLE_REQUESTS = 4
@@ -49,11 +50,13 @@ class Shape:
     """Query heads per key head."""
     kind: str
     """Format of queries, cache and output."""
+    sinks: bool
+    """Whether heads have a score beside those of their keys."""
 
     @property
     def name(self) -> str:
         """Such as `d64_g3_f32`."""
-        return f"d{self.head_dim}_g{self.groups}_{self.kind}"
+        return f"d{self.head_dim}_g{self.groups}_{self.kind}{'_sinks' if self.sinks else ''}"
 
 
 class Rows:
@@ -114,7 +117,8 @@ def _decode(shape: Shape) -> Callable[[Kernel], None]:
                 with kernel.loop(0, heads * width, lanes) as at:
                     mixed[at].store(kernel.zeros())
                 with kernel.loop(0, heads * groups) as row:
-                    _softmax(kernel, scores[stride * row + begin], length - begin)
+                    sink = _sink(kernel, head * groups + row) if shape.sinks else None
+                    _softmax(kernel, scores[stride * row + begin], length - begin, sink)
                 with kernel.loop(*blocks) as block, kernel.loop(0, heads) as of:
                     base = block * block_tokens
                     low, high = base.most(begin), (base + block_tokens).least(length)
@@ -182,9 +186,15 @@ def _mix_block(
                 places[which].store(total.now)
 
 
-def _softmax(kernel: Kernel, scores: Pointer, count: Num) -> None:
-    """Turn scores into shares that sum to 1."""
-    many, single = kernel.var(kernel.zeros() + NEVER), kernel.var(kernel.float(NEVER))
+def _sink(kernel: Kernel, head: Num) -> Num:
+    """The score beside those of a query head's keys."""
+    return kernel.pointer(SINKS, "f32")[head].load().most(kernel.float(NEVER))
+
+
+def _softmax(kernel: Kernel, scores: Pointer, count: Num, sink: Num | None) -> None:
+    """Turn scores into shares that sum to 1, with that of the sink if there is one."""
+    many = kernel.var(kernel.zeros() + NEVER)
+    single = kernel.var(kernel.float(NEVER) if sink is None else sink)
 
     def find_largest(at: Num, lanes: int) -> None:
         largest = many if lanes > 1 else single
@@ -192,7 +202,8 @@ def _softmax(kernel: Kernel, scores: Pointer, count: Num) -> None:
 
     kernel.sweep(count, find_largest)
     largest = kernel.most_lane(many.now).most(single.now)
-    totals, total = kernel.var(kernel.zeros()), kernel.var(kernel.float(0.0))
+    beside = kernel.float(0.0) if sink is None else kernel.exp(sink - largest)
+    totals, total = kernel.var(kernel.zeros()), kernel.var(beside)
 
     def raise_to_power(at: Num, lanes: int) -> None:
         top = largest if lanes == 1 else kernel.spread(largest)
@@ -223,6 +234,7 @@ def _prefill(shape: Shape) -> Callable[[Kernel], None]:
         mixed = kernel.scratch(head_dim * width)
         scores = kernel.scratch(CHUNK_TOKENS * width)
         places = kernel.scratch(width, "i64")
+        sinks = kernel.scratch(width) if shape.sinks else None
         starts, lengths = kernel.pointer(STARTS, "i32"), kernel.pointer(LENGTHS, "i32")
         source, target = kernel.pointer(Q, shape.kind), kernel.pointer(OUT, shape.kind)
         lane_numbers = kernel.lane_numbers()
@@ -241,6 +253,8 @@ def _prefill(shape: Shape) -> Callable[[Kernel], None]:
                     row = (first_row + lane).least(last_row)
                     place = ((start + row / groups) * kv_heads + head) * groups + row % groups
                     places[lane].store(place * head_dim)
+                    if sinks is not None:
+                        sinks[lane].store(_sink(kernel, head * groups + row % groups))
                     with kernel.loop(0, head_dim) as at:
                         queries[at * width + lane].store(
                             source[place * head_dim + at].load() * scale
@@ -259,8 +273,12 @@ def _prefill(shape: Shape) -> Callable[[Kernel], None]:
                 begin = (window > 0).where(oldest.most(0), kernel.int(0))
                 keys = Rows(kernel, shape.kind, K_CACHE, request, head)
                 values = Rows(kernel, shape.kind, V_CACHE, request, head)
-                largest = [kernel.var(kernel.zeros() + NEVER) for _ in range(vectors)]
-                totals = [kernel.var(kernel.zeros()) for _ in range(vectors)]
+                if sinks is None:
+                    largest = [kernel.var(kernel.zeros() + NEVER) for _ in range(vectors)]
+                    totals = [kernel.var(kernel.zeros()) for _ in range(vectors)]
+                else:
+                    largest = [kernel.var(sinks[v * lanes].load(lanes)) for v in range(vectors)]
+                    totals = [kernel.var(kernel.zeros() + 1.0) for _ in range(vectors)]
                 with kernel.loop(begin / CHUNK_TOKENS * CHUNK_TOKENS, end, CHUNK_TOKENS) as chunk:
                     chunk_end = (chunk + CHUNK_TOKENS).least(end)
                     blocks = (chunk / block_tokens, (chunk_end - 1) / block_tokens + 1)
@@ -393,15 +411,21 @@ def kernels(shape: Shape) -> Kernels:
 
 @lru_cache(maxsize=8)
 def _kernels_for(
-    head_dim: int, groups: int, block_tokens: int, q: torch.dtype, k: torch.dtype, v: torch.dtype
+    head_dim: int,
+    groups: int,
+    block_tokens: int,
+    q: torch.dtype,
+    k: torch.dtype,
+    v: torch.dtype,
+    sinks: bool,
 ) -> Kernels | None:
     """The kernels of these sizes and formats; None where none can be compiled."""
     if not q == k == v or q not in KINDS or head_dim % host().lanes or block_tokens % host().lanes:
         return None
-    return kernels(Shape(head_dim, groups, KINDS[q]))
+    return kernels(Shape(head_dim, groups, KINDS[q], sinks))
 
 
-@paged_attention.backend("llvm", fits=fits)
+@paged_attention.backend("llvm", fits=fits, takes=takes_own)
 def llvm_paged_attention(
     q: Tensor,
     k_cache: Tensor,
@@ -413,6 +437,7 @@ def llvm_paged_attention(
     scale: float,
     window: int,
     out: Tensor,
+    sinks: Tensor | None = None,
 ) -> None:
     """Attend from this step's queries to all cached rows of their own request, causally."""
     _, kv_heads, block_tokens, head_dim = k_cache.shape
@@ -420,11 +445,13 @@ def llvm_paged_attention(
     groups, requests = heads // kv_heads, lengths.shape[0]
     *k_strides, k_last = k_cache.stride()
     *v_strides, v_last = v_cache.stride()
-    calls = _kernels_for(head_dim, groups, block_tokens, q.dtype, k_cache.dtype, v_cache.dtype)
+    calls = _kernels_for(
+        head_dim, groups, block_tokens, q.dtype, k_cache.dtype, v_cache.dtype, sinks is not None
+    )
     if calls is None or not k_last == v_last == block_table.stride(1) == 1:
         padded_paged_attention(
-            q, k_cache, v_cache, block_table, lengths, query_starts, q_width, scale, window, out
-        )
+            q, k_cache, v_cache, block_table, lengths, query_starts, q_width, scale, window, out, sinks
+        )  # fmt: skip
         return
     if not requests:
         return
@@ -435,13 +462,14 @@ def llvm_paged_attention(
         block_table.data_ptr(), block_table.stride(0), lengths.data_ptr(), query_starts.data_ptr(),
         out.data_ptr(), float_bits(scale), window, kv_heads, block_tokens,
     )  # fmt: skip
+    of_sinks = 0 if sinks is None else sinks.data_ptr()
     threads = torch.get_num_threads()
     if q_width == 1:
         share = 1 if requests < WHOLE_REQUESTS * threads else kv_heads
         stride = block_table.shape[1] * block_tokens
         own = fresh((threads * groups * share * (stride + head_dim),))
-        calls.decode(threads, *common, 0, requests, share, own.data_ptr(), stride)
+        calls.decode(threads, *common, 0, requests, share, own.data_ptr(), stride, of_sinks)
     else:
         most_rows = (q_width or tokens) * groups
         tiles = -(-most_rows // (2 * host().lanes))
-        calls.prefill(threads, *common, 0, requests, tiles, 0, 0)
+        calls.prefill(threads, *common, 0, requests, tiles, 0, 0, of_sinks)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor
-from torch.nn.functional import scaled_dot_product_attention
+from torch.nn.functional import pad, scaled_dot_product_attention
 
 
 def padded_paged_attention(
@@ -22,10 +22,13 @@ def padded_paged_attention(
     scale: float,
     window: int,
     out: Tensor,
+    sinks: Tensor | None = None,
 ) -> None:
     """Attend from this step's queries to all cached rows of their own request, causally."""
     if q_width == 0:
-        _one_by_one(q, k_cache, v_cache, block_table, lengths, query_starts, scale, window, out)
+        _one_by_one(
+            q, k_cache, v_cache, block_table, lengths, query_starts, scale, window, out, sinks
+        )
         return
     requests, head_dim = lengths.shape[0], q.shape[2]
     if not requests:
@@ -38,7 +41,7 @@ def padded_paged_attention(
     # Rows past a request's length were never written; zero times NaN is NaN, so they are cleared.
     written = (places < lengths[:, None])[:, None, :, None]
     keys, values = keys.where(written, 0), values.where(written, 0)
-    mixed = _attend(queries, keys, values, seen, scale)
+    mixed = _attend(queries, keys, values, seen, scale, sinks)
     out.copy_(mixed.transpose(1, 2).reshape(out.shape))
 
 
@@ -52,6 +55,7 @@ def _one_by_one(
     scale: float,
     window: int,
     out: Tensor,
+    sinks: Tensor | None,
 ) -> None:
     starts = query_starts.tolist()
     for request, length in enumerate(lengths.tolist()):
@@ -62,14 +66,14 @@ def _one_by_one(
         keys, values = _rows(k_cache, table)[:, :, :length], _rows(v_cache, table)[:, :, :length]
         at = torch.arange(length - (end - begin), length, device=q.device)
         seen = _seen(torch.arange(length, device=q.device), at[:, None], window)
-        mixed = _attend(q[None, begin:end].transpose(1, 2), keys, values, seen, scale)
+        mixed = _attend(q[None, begin:end].transpose(1, 2), keys, values, seen, scale, sinks)
         out[begin:end] = mixed[0].transpose(0, 1)
 
 
 def _rows(cache: Tensor, table: Tensor) -> Tensor:
-    """Cached rows side by side: [requests, kv_heads, blocks * block_tokens, head_dim]."""
+    """Cached rows side by side, in float32: [requests, kv_heads, blocks * block_tokens, head_dim]."""
     rows = cache[table.long()].transpose(1, 2)
-    return rows.reshape(rows.shape[0], rows.shape[1], -1, rows.shape[4])
+    return rows.reshape(rows.shape[0], rows.shape[1], -1, rows.shape[4]).float()
 
 
 def _seen(places: Tensor, at: Tensor, window: int) -> Tensor:
@@ -78,9 +82,20 @@ def _seen(places: Tensor, at: Tensor, window: int) -> Tensor:
     return seen & (places > at - window) if window else seen
 
 
-def _attend(q: Tensor, k: Tensor, v: Tensor, seen: Tensor, scale: float) -> Tensor:
-    """Softmax in float32; q: [requests, heads, queries, head_dim], `seen` broadcast over heads."""
+def _attend(
+    q: Tensor, k: Tensor, v: Tensor, seen: Tensor, scale: float, sinks: Tensor | None
+) -> Tensor:
+    """Softmax in float32; q: [requests, heads, queries, head_dim], `seen` broadcast over heads.
+
+    A sink is one more key of zeros, whose score is what the mask adds, with a value of zeros.
+    """
+    if sinks is not None:
+        k, v = pad(k, (0, 0, 0, 1)), pad(v, (0, 0, 0, 1))
+        hidden = torch.zeros(seen.shape, device=q.device).masked_fill(~seen, float("-inf"))
+        scores = pad(hidden, (0, 1)).expand(q.shape[0], q.shape[1], -1, -1).clone()
+        scores[..., -1] = sinks[:, None]
+        seen = scores
     mixed = scaled_dot_product_attention(
-        q.float(), k.float(), v.float(), attn_mask=seen, scale=scale, enable_gqa=True
+        q.float(), k, v, attn_mask=seen, scale=scale, enable_gqa=True
     )
     return mixed.to(q.dtype)

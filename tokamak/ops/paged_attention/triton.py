@@ -11,6 +11,7 @@ from torch import Tensor
 
 from tokamak.ops.paged_attention import triton_decode, triton_prefill
 from tokamak.ops.paged_attention.reference import paged_attention
+from tokamak.ops.rope.triton_stored import takes
 from tokamak.ops.triton_facts import fits
 
 MOST_DECODE_ROWS = 64
@@ -35,6 +36,7 @@ class TritonAttention:
         scale: float,
         window: int,
         out: Tensor,
+        sinks: Tensor | None = None,
     ) -> None:
         """Attend from this step's queries to all cached rows of their own request, causally."""
         if not q.shape[0]:
@@ -50,21 +52,21 @@ class TritonAttention:
         kv_heads, head_dim = k_cache.shape[1], k_cache.shape[3]
         groups, requests = q.shape[1] // kv_heads, lengths.shape[0]
         if q_width and q_width * groups <= MOST_DECODE_ROWS:
-            row_bytes = head_dim * k_cache.element_size()
+            row_bytes = head_dim * max(k_cache.element_size(), q.element_size())
             form = triton_decode.choose_form(requests, kv_heads, row_bytes, q.device)
             triton_decode.paged_decode(
                 q, k_cache, v_cache, block_table, lengths, q_width, scale, window, out, form,
-                self._launch,
+                self._launch, sinks,
             )  # fmt: skip
         else:
             form = triton_prefill.choose_form(
                 groups, head_dim, q.element_size(), q.shape[0] // requests
             )
             triton_prefill.paged_prefill(
-                q, k_cache, v_cache, block_table, lengths, query_starts, scale, window, out, form
-            )
+                q, k_cache, v_cache, block_table, lengths, query_starts, scale, window, out, form, sinks
+            )  # fmt: skip
 
 
-triton_paged_attention = paged_attention.backend("triton", fits=fits)(
+triton_paged_attention = paged_attention.backend("triton", fits=fits, takes=takes)(
     TritonAttention().paged_attention
 )

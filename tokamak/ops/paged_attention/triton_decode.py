@@ -24,6 +24,13 @@ import triton.language as tl
 from torch import Tensor
 
 from tokamak.errors import LateBuffer
+from tokamak.ops.paged_attention.triton_softmax import (
+    LOG2E,
+    attend_tile,
+    begin_softmax,
+    leave_rows,
+    merge_rows,
+)
 
 MERGE_NUMBERS = 8192
 """Partial sums a merging program holds at a time."""
@@ -37,10 +44,6 @@ VARYING = ("window", "table_blocks")
 """Arguments whose numbers make no kernel of their own; of the next, whose alignment makes none."""
 SLICED = ("table_ptr", "lengths_ptr")
 
-LOG2E: tl.constexpr = tl.constexpr(1.4426950408889634)
-NEVER: tl.constexpr = tl.constexpr(-1e30)
-"""A score no key reaches; finite, so that differences of two are not NaN."""
-
 
 @triton.jit
 def _nothing():
@@ -51,80 +54,6 @@ IN_ORDER: Mapping[str, object] = {"START": _nothing, "READY": _nothing}
 """How kernels are launched unless a chip knows better."""
 
 
-@triton.jit
-def attend_tile(
-    q,
-    k,
-    v,
-    at,
-    newest,
-    oldest,
-    most,
-    total,
-    mixed,
-    scale,
-    WINDOWED: tl.constexpr,
-) -> tuple[tl.tensor, tl.tensor, tl.tensor]:
-    """Go on with a running softmax over a tile of keys `at` some positions; rows see `newest`, and back to `oldest`."""
-    scores = tl.dot(q, tl.trans(k.to(q.dtype)), input_precision="ieee") * scale
-    seen = at[None, :] <= newest[:, None]
-    if WINDOWED:
-        seen &= at[None, :] >= oldest[:, None]
-    scores = tl.where(seen, scores, NEVER)
-    larger = tl.maximum(most, tl.max(scores, axis=1))
-    shares = tl.exp2(scores - larger[:, None])
-    fade = tl.exp2(most - larger)
-    total = total * fade + tl.sum(shares, axis=1)
-    mixed = tl.dot(shares.to(q.dtype), v.to(q.dtype), mixed * fade[:, None], input_precision="ieee")
-    return larger, total, mixed
-
-
-@triton.jit
-def merge_rows(
-    partial_ptr,
-    out_ptr,
-    pair,
-    pairs,
-    used,
-    row,
-    stride_out_token,
-    stride_out_head,
-    DIM: tl.constexpr,
-    WIDE_DIM: tl.constexpr,
-    GROUPS: tl.constexpr,
-    Q_ROWS: tl.constexpr,
-    SPLITS: tl.constexpr,
-    WIDE_SPLITS: tl.constexpr,
-    MERGE_ROWS: tl.constexpr,
-) -> None:
-    """Add up the splits of some query rows, each by its share of the softmax. `out_ptr`: of the pair's first row."""
-    splits = tl.arange(0, WIDE_SPLITS)
-    rows = row + tl.arange(0, MERGE_ROWS)
-    cols = tl.arange(0, WIDE_DIM)
-    at = (pair.to(tl.int64) * SPLITS + splits[:, None]) * Q_ROWS + rows[None, :]
-    there = (splits < used)[:, None] & (rows < Q_ROWS)[None, :]
-    stats_ptr = partial_ptr + pairs.to(tl.int64) * (SPLITS * Q_ROWS * DIM)
-    most = tl.load(stats_ptr + at * 2, mask=there, other=NEVER, cache_modifier=".cg")
-    total = tl.load(stats_ptr + at * 2 + 1, mask=there, other=0.0, cache_modifier=".cg")
-    sums = tl.load(
-        partial_ptr + at[:, :, None] * DIM + cols[None, None, :],
-        mask=there[:, :, None] & (cols < DIM)[None, None, :],
-        other=0.0,
-        cache_modifier=".cg",
-    )
-    shares = tl.exp2(most - tl.max(most, axis=0)[None, :])
-    mixed = tl.sum(sums * shares[:, :, None], axis=0)
-    mixed = mixed / tl.sum(shares * total, axis=0)[:, None]
-    tl.store(
-        out_ptr
-        + (rows // GROUPS)[:, None] * stride_out_token
-        + (rows % GROUPS)[:, None] * stride_out_head
-        + cols[None, :],
-        mixed.to(out_ptr.dtype.element_ty),
-        mask=(rows < Q_ROWS)[:, None] & (cols < DIM)[None, :],
-    )
-
-
 @triton.jit(do_not_specialize=VARYING, do_not_specialize_on_alignment=SLICED)
 def _paged_decode_kernel(
     q_ptr,
@@ -132,6 +61,7 @@ def _paged_decode_kernel(
     v_ptr,
     table_ptr,
     lengths_ptr,
+    sinks_ptr,
     out_ptr,
     partial_ptr,
     arrived_ptr,
@@ -199,8 +129,7 @@ def _paged_decode_kernel(
     k_base = k_ptr + head64 * stride_k_head + cols[None, :]
     v_base = v_ptr + head64 * stride_v_head + cols[None, :]
     row_in_block = in_tile % BLOCK_TOKENS
-    most = tl.full((ROWS,), NEVER, tl.float32)
-    total = tl.zeros((ROWS,), tl.float32)
+    most, total = begin_softmax(sinks_ptr, head64 * GROUPS + rows % GROUPS, split == 0, ROWS)
     mixed = tl.zeros((ROWS, WIDE_DIM), tl.float32)
     q_at = q_ptr + (tokens + rows // GROUPS)[:, None] * stride_q_token
     q_at += (head64 * GROUPS + rows % GROUPS)[:, None] * stride_q_head + cols[None, :]
@@ -246,33 +175,11 @@ def _paged_decode_kernel(
             q, k, v, at, positions, oldest, most, total, mixed, scale * LOG2E, WINDOWED
         )
     out = out_ptr + tokens * stride_out_token + head64 * GROUPS * stride_out_head
-    if used == 1:
-        tl.store(
-            out
-            + (rows // GROUPS)[:, None] * stride_out_token
-            + (rows % GROUPS)[:, None] * stride_out_head
-            + cols[None, :],
-            (mixed / total[:, None]).to(out_ptr.dtype.element_ty),
-            mask=real,
-        )
-    else:
-        pairs = tl.num_programs(0)
-        mine = (pair.to(tl.int64) * SPLITS + split) * Q_ROWS + rows
-        stats_ptr = partial_ptr + pairs.to(tl.int64) * (SPLITS * Q_ROWS * DIM)
-        tl.store(partial_ptr + mine[:, None] * DIM + cols[None, :], mixed, mask=real)
-        tl.store(stats_ptr + mine * 2, most, mask=rows < Q_ROWS)
-        tl.store(stats_ptr + mine * 2 + 1, total, mask=rows < Q_ROWS)
-        if MERGE_HERE:
-            # All threads have stored; the one that counts releases what they stored, the last acquires it.
-            tl.debug_barrier()
-            before = tl.atomic_add(arrived_ptr + pair, 1, sem="acq_rel", scope="gpu")
-            if before == used - 1:
-                for row in range(0, Q_ROWS, MERGE_ROWS):
-                    merge_rows(
-                        partial_ptr, out, pair, pairs, used, row, stride_out_token, stride_out_head,
-                        DIM, WIDE_DIM, GROUPS, Q_ROWS, SPLITS, WIDE_SPLITS, MERGE_ROWS,
-                    )  # fmt: skip
-                tl.store(arrived_ptr + pair, 0)
+    leave_rows(
+        out, partial_ptr, arrived_ptr, pair, split, used, rows, most, total, mixed,
+        stride_out_token, stride_out_head,
+        DIM, WIDE_DIM, GROUPS, Q_ROWS, SPLITS, WIDE_SPLITS, MERGE_ROWS, MERGE_HERE,
+    )  # fmt: skip
 
 
 @triton.jit(do_not_specialize=VARYING, do_not_specialize_on_alignment=SLICED)
@@ -354,7 +261,7 @@ def _processors(device: torch.device) -> int:
 
 
 def choose_form(requests: int, kv_heads: int, row_bytes: int, device: torch.device) -> DecodeForm:
-    """The form for a call of these sizes; `row_bytes`: of one cached key.
+    """The form for a call of these sizes; `row_bytes`: of one key as products take it.
 
     Few programs of 2 warps each have little to wait for; programs that hardly fill the device need many keys on
     their way; many programs cover each other's waits. Of AMD's barrier nobody promises that stores of other
@@ -409,6 +316,7 @@ def paged_decode(
     out: Tensor,
     form: DecodeForm,
     launch: Mapping[str, object] = IN_ORDER,
+    sinks: Tensor | None = None,
 ) -> None:
     """Attend from `q_width` rows of every request; arguments as of the op `paged_attention`.
 
@@ -426,7 +334,7 @@ def paged_decode(
         room = pairs * splits * rows * (head_dim + 2)
         partial = torch.empty(room, dtype=torch.float32, device=q.device)
     _paged_decode_kernel[(pairs, splits)](
-        q, k_cache, v_cache, block_table, lengths, out, partial,
+        q, k_cache, v_cache, block_table, lengths, sinks, out, partial,
         lengths if arrived is None else arrived,
         scale, window, kv_heads, block_table.shape[1],
         q.stride(0), q.stride(1),

@@ -1,4 +1,4 @@
-# pyright: reportArgumentType=false, reportCallIssue=false
+# pyright: reportArgumentType=false, reportCallIssue=false, reportGeneralTypeIssues=false
 """How do prompt chunks attend on a GPU? One program per key head and tile of a request's queries, keys page by page.
 
 Rows of a tile are the tokens of one request, each with the query heads of the key head. The grid has room for
@@ -14,13 +14,11 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from tokamak.ops.paged_attention.triton_softmax import LOG2E, NEVER, begin_softmax
+
 VARYING = ("window", "requests")
 """Arguments whose numbers make no kernel of their own; of the next, whose alignment makes none."""
 SLICED = ("table_ptr", "lengths_ptr", "starts_ptr")
-
-LOG2E: tl.constexpr = tl.constexpr(1.4426950408889634)
-NEVER: tl.constexpr = tl.constexpr(-1e30)
-"""A score no key reaches; finite, so that differences of two are not NaN."""
 SEARCH: tl.constexpr = tl.constexpr(128)
 """Requests looked at together while a program finds its own."""
 
@@ -99,6 +97,7 @@ def _paged_prefill_kernel(
     table_ptr,
     lengths_ptr,
     starts_ptr,
+    sinks_ptr,
     out_ptr,
     scale,
     window,
@@ -153,8 +152,7 @@ def _paged_prefill_kernel(
         mask=real,
         other=0.0,
     )
-    most = tl.full((ROWS,), NEVER, tl.float32)
-    total = tl.zeros((ROWS,), tl.float32)
+    most, total = begin_softmax(sinks_ptr, head64 * GROUPS + rows % GROUPS, True, ROWS)
     mixed = tl.zeros((ROWS, WIDE_DIM), tl.float32)
     end = computed + tl.minimum(first + TOKENS, queries)
     begin = 0
@@ -224,13 +222,14 @@ def paged_prefill(
     window: int,
     out: Tensor,
     form: PrefillForm,
+    sinks: Tensor | None = None,
 ) -> None:
     """Attend from ragged rows; arguments as of the op `paged_attention`."""
     _, kv_heads, block_tokens, head_dim = k_cache.shape
     requests, groups = lengths.shape[0], q.shape[1] // kv_heads
     tiles = q.shape[0] // (form.rows // groups) + requests
     _paged_prefill_kernel[(kv_heads, tiles)](
-        q, k_cache, v_cache, block_table, lengths, query_starts, out, scale, window, requests,
+        q, k_cache, v_cache, block_table, lengths, query_starts, sinks, out, scale, window, requests,
         q.stride(0), q.stride(1),
         k_cache.stride(0), k_cache.stride(1), k_cache.stride(2),
         v_cache.stride(0), v_cache.stride(1), v_cache.stride(2),

@@ -14,6 +14,7 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 from tokamak.device.facts import DeviceFacts
 from tokamak.ops.paged_attention.reference import paged_attention
 from tokamak.ops.paged_attention.triton import TritonAttention
+from tokamak.ops.rope.triton_stored import takes
 
 
 @triton.jit
@@ -34,6 +35,6 @@ def fits(facts: DeviceFacts) -> bool:
     return facts.vendor == "nvidia" and facts.arch == "sm90" and facts.has("triton")
 
 
-sm90_paged_attention = paged_attention.backend("triton_sm90", fits=fits, before="triton")(
-    TritonAttention(OVERLAPPED).paged_attention
-)
+sm90_paged_attention = paged_attention.backend(
+    "triton_sm90", fits=fits, takes=takes, before="triton"
+)(TritonAttention(OVERLAPPED).paged_attention)

@@ -14,6 +14,7 @@ from tokamak.ops.jit.compiler import KernelSource, Library, float_bits, threads_
 from tokamak.ops.jit.language import Kernel, Num, Pointer
 from tokamak.ops.jit.torch_kinds import KINDS, fresh, rows_of
 from tokamak.ops.norm import llvm as norm_kernels
+from tokamak.ops.registry import takes_own
 from tokamak.ops.rope.reference import rotate_and_cache
 
 (
@@ -93,7 +94,7 @@ def kernel_for(dtype: torch.dtype) -> Callable[..., None]:
     return Library(name, [Path(__file__), Path(norm_kernels.__file__)], [source]).function(name)
 
 
-@rotate_and_cache.backend("llvm", fits=fits)
+@rotate_and_cache.backend("llvm", fits=fits, takes=takes_own)
 def llvm_rotate_and_cache(
     qkv: Tensor,
     positions: Tensor,

@@ -9,6 +9,7 @@ import triton.language as tl
 from torch import Tensor
 
 from tokamak.ops.rope.reference import rotate_and_cache
+from tokamak.ops.rope.triton_stored import stored, takes
 from tokamak.ops.triton_facts import fits, rows_of
 
 MAX_TILE_HEADS = 8
@@ -54,9 +55,9 @@ def _store_turned(
         first = ((first * scale).to(kind).to(tl.float32) * weight).to(kind).to(tl.float32)
         weight = tl.load(norm_ptr + HALF + cols, mask=turns, other=0.0).to(tl.float32)
         second = ((second * scale).to(kind).to(tl.float32) * weight).to(kind).to(tl.float32)
-    turned = (first * cos - second * sin).to(kind).to(cache_kind)
+    turned = stored((first * cos - second * sin).to(kind), cache_kind)
     tl.store(target_ptr + cols, turned, mask=here)
-    turned = (second * cos + first * sin).to(kind).to(cache_kind)
+    turned = stored((second * cos + first * sin).to(kind), cache_kind)
     tl.store(target_ptr + HALF + cols, turned, mask=here)
     if REST_TILE > 0:
         cols = 2 * HALF + tl.arange(0, REST_TILE)[None, :]
@@ -66,7 +67,7 @@ def _store_turned(
             weight = tl.load(norm_ptr + cols, mask=cols < HEAD_DIM, other=0.0).to(tl.float32)
             unit = (x.to(tl.float32) * scale).to(kind).to(tl.float32)
             x = (unit * weight).to(kind)
-        tl.store(target_ptr + cols, x.to(cache_kind), mask=here)
+        tl.store(target_ptr + cols, stored(x, cache_kind), mask=here)
 
 
 @triton.jit
@@ -151,10 +152,10 @@ def _rotate_and_cache_kernel(
             value = tl.load(qkv_ptr + (HEADS + KV_HEADS + head) * HEAD_DIM + cols, mask=here)
             v_cache_ptr += block * stride_v_block + offset * stride_v_token
             target_ptr = v_cache_ptr + head.to(tl.int64) * stride_v_head + cols
-            tl.store(target_ptr, value.to(v_cache_ptr.dtype.element_ty), mask=here)
+            tl.store(target_ptr, stored(value, v_cache_ptr.dtype.element_ty), mask=here)
 
 
-@rotate_and_cache.backend("triton", fits=fits)
+@rotate_and_cache.backend("triton", fits=fits, takes=takes)
 def triton_rotate_and_cache(
     qkv: Tensor,
     positions: Tensor,

@@ -7,7 +7,18 @@ from functools import partial
 
 import torch
 
-from tokamak.ops.case import Case, seeded, tolerance_of
+from tokamak.ops.case import (
+    CACHED_IN,
+    FP8,
+    Case,
+    cached_in,
+    coarser,
+    other_cache,
+    quarter_turns,
+    random_sinks,
+    seeded,
+    tolerance_of,
+)
 
 BLOCKS, BLOCK_TOKENS, POSITIONS = 64, 16, 1024
 
@@ -25,11 +36,14 @@ class Sizes:
     window: int = 0
     rotary_dim: int | None = None
     norms: bool = False
+    sinks: bool = False
     padding: int = 0
     """Requests behind the real ones: zeros that are written nowhere and see a null block of zeros."""
 
 
-def _make(name: str, sizes: Sizes, dtype: torch.dtype) -> tuple[object, ...]:
+def _make(
+    name: str, sizes: Sizes, dtype: torch.dtype, cache_dtype: torch.dtype
+) -> tuple[object, ...]:
     generator = seeded(name)
     head_dim, q_width = sizes.head_dim, sizes.q_width
     requests = len(sizes.lengths) + sizes.padding
@@ -39,9 +53,10 @@ def _make(name: str, sizes: Sizes, dtype: torch.dtype) -> tuple[object, ...]:
     qkv[real:] = 0
     rotary_dim = head_dim if sizes.rotary_dim is None else sizes.rotary_dim
     angles = torch.rand((POSITIONS, rotary_dim // 2), generator=generator) * 6.3
-    cos_sin = torch.cat([angles.cos(), angles.sin()], dim=1)
+    is_exact = cache_dtype == FP8
+    cos_sin = quarter_turns(angles) if is_exact else torch.cat([angles.cos(), angles.sin()], dim=1)
     shape = (BLOCKS, 2, sizes.kv_heads, BLOCK_TOKENS, head_dim)
-    caches = torch.randn(shape, generator=generator).to(dtype)
+    caches = torch.randn(shape, generator=generator).to(cache_dtype)
     caches[0] = 0
     table = torch.zeros((requests, -(-max(sizes.lengths) // BLOCK_TOKENS) + 1), dtype=torch.int32)
     free = (torch.randperm(BLOCKS - 1, generator=generator).int() + 1).tolist()
@@ -66,6 +81,7 @@ def _make(name: str, sizes: Sizes, dtype: torch.dtype) -> tuple[object, ...]:
     return (
         qkv, positions, cos_sin, caches[:, 0], caches[:, 1], slots, q_norm, k_norm, 1e-6,
         table, lengths, starts, q_width, head_dim**-0.5, sizes.window, out,
+        random_sinks(sizes.heads, generator) if sizes.sinks else None,
     )  # fmt: skip
 
 
@@ -85,13 +101,30 @@ SIZES = {
     "window drafts": Sizes(4, 2, 64, (3, 64, 250), q_width=3, window=48),
     "window of one": Sizes(2, 2, 32, (5, 33), window=1),
     "window of one draft": Sizes(2, 2, 32, (5, 34), q_width=2, window=1),
+    "sinks": Sizes(6, 2, 64, (1, 40, 250), norms=True, sinks=True),
+    "sinks drafts": Sizes(6, 2, 64, (3, 250), q_width=3, sinks=True),
+    "window and sinks": Sizes(4, 2, 64, (3, 64, 250), window=48, sinks=True),
+    "window and sinks drafts": Sizes(4, 2, 64, (3, 250), q_width=3, window=48, sinks=True),
     "padding": Sizes(4, 2, 64, (30, 3), padding=2, norms=True),
     "padding drafts": Sizes(4, 2, 64, (30, 3), q_width=2, padding=1),
 }
 
+OTHER_CACHES = (
+    "smollm2 drafts", "seven groups", "half rotated", "odd heads", "wide heads", "window", "window drafts",
+    "padding drafts", "window and sinks drafts",
+)  # fmt: skip
+"""Sizes whose caches also come in formats that the rows have not."""
+
 rotate_cache_attend_cases = [
-    Case(title, partial(_make, name, sizes, dtype), tolerance_of(dtype), changed=(3, 4, 15))
-    for dtype in (torch.float32, torch.bfloat16)
+    Case(
+        title,
+        partial(_make, name, sizes, dtype, cache_dtype),
+        tolerance_of(coarser(dtype, cache_dtype)),
+        changed=(3, 4, 15),
+        cache_dtype=other_cache(dtype, cache_dtype),
+    )
+    for dtype, cache_dtype in CACHED_IN
     for name, sizes in SIZES.items()
-    for title in [f"{name} {str(dtype).removeprefix('torch.')}"]
+    if dtype == cache_dtype or name in OTHER_CACHES
+    for title in [f"{name} {cached_in(dtype, cache_dtype)}"]
 ]

@@ -27,6 +27,7 @@ def rotate_cache_attend(
     scale: float,
     window: int,
     out: Tensor,
+    sinks: Tensor | None = None,
 ) -> None:
     """Rotate and cache decode rows as `rotate_and_cache` does, then attend from them as `paged_attention` does.
 
@@ -38,5 +39,5 @@ def rotate_cache_attend(
         qkv, positions, cos_sin, k_cache, v_cache, write_slots, q_norm, k_norm, eps
     )
     paged_attention.reference(
-        q, k_cache, v_cache, block_table, lengths, query_starts, q_width, scale, window, out
-    )
+        q, k_cache, v_cache, block_table, lengths, query_starts, q_width, scale, window, out, sinks
+    )  # fmt: skip

@@ -22,22 +22,28 @@ from tokamak.ops.paged_attention.triton import MOST_DECODE_ROWS, TritonAttention
 from tokamak.ops.paged_attention.triton_decode import (
     COUNTERS,
     IN_ORDER,
-    LOG2E,
-    NEVER,
     DecodeForm,
     arrivals,
-    attend_tile,
     choose_form,
-    merge_rows,
     merge_splits,
     rows_to_merge,
 )
+from tokamak.ops.paged_attention.triton_softmax import (
+    LOG2E,
+    NEVER,
+    attend_tile,
+    begin_softmax,
+    leave_rows,
+)
 from tokamak.ops.rope.triton import triton_rotate_and_cache
+from tokamak.ops.rope.triton_stored import stored, takes
 from tokamak.ops.rotate_cache_attend.reference import rotate_cache_attend
 from tokamak.ops.triton_facts import fits, rows_of
 
 BYTES_AHEAD = 24 << 20
 """Bytes that all programs together may ask for ahead: about half of a second cache."""
+FETCHED_BYTES = 16
+"""What is asked for ahead comes in whole pieces of it."""
 VARYING = ("window", "table_blocks", "asked_blocks")
 """Arguments whose numbers make no kernel of their own; of the next, whose alignment makes none."""
 SLICED = ("table_ptr", "lengths_ptr", "positions_ptr", "slots_ptr")
@@ -98,6 +104,7 @@ def _rotate_cache_attend_kernel(
     k_norm_ptr,
     table_ptr,
     lengths_ptr,
+    sinks_ptr,
     out_ptr,
     partial_ptr,
     arrived_ptr,
@@ -218,8 +225,7 @@ def _rotate_cache_attend_kernel(
         real[:, None], q_norm_ptr, cos_sin_ptr + position.to(tl.int64)[:, None] * stride_cos_sin_position,
         eps, NORMS_Q, DIM, WIDE_DIM, HALF,
     )  # fmt: skip
-    most = tl.full((ROWS,), NEVER, tl.float32)
-    total = tl.zeros((ROWS,), tl.float32)
+    most, total = begin_softmax(sinks_ptr, head64 * GROUPS + rows % GROUPS, split == 0, ROWS)
     mixed = tl.zeros((ROWS, WIDE_DIM), tl.float32)
     if split == used - 1:
         one = tl.arange(0, 1)[:, None]
@@ -235,7 +241,9 @@ def _rotate_cache_attend_kernel(
                 k_at + one, one == 0, k_norm_ptr, cos_sin_ptr + new_position * stride_cos_sin_position + one,
                 eps, NORMS_K, DIM, WIDE_DIM, HALF,
             )  # fmt: skip
-            k_new, v_new = k_new.to(k_ptr.dtype.element_ty), v_new.to(v_ptr.dtype.element_ty)
+            # As they will be read: steps after this one see the rounded rows.
+            k_new = stored(k_new, k_ptr.dtype.element_ty)
+            v_new = stored(v_new, v_ptr.dtype.element_ty)
             if slot >= 0:
                 block, row = slot // BLOCK_TOKENS, slot % BLOCK_TOKENS
                 k_to = k_base + block * stride_k_block + row * stride_k_row
@@ -278,34 +286,11 @@ def _rotate_cache_attend_kernel(
             q, k, v, at, newest, oldest, most, total, mixed, scale * LOG2E, WINDOWED
         )
     out = out_ptr + tokens * stride_out_token + head64 * GROUPS * stride_out_head
-    mask = real[:, None] & inside[None, :]
-    if used == 1:
-        tl.store(
-            out
-            + (rows // GROUPS)[:, None] * stride_out_token
-            + (rows % GROUPS)[:, None] * stride_out_head
-            + cols[None, :],
-            (mixed / total[:, None]).to(out_ptr.dtype.element_ty),
-            mask=mask,
-        )
-    else:
-        pairs = tl.num_programs(0)
-        mine = (pair.to(tl.int64) * SPLITS + split) * Q_ROWS + rows
-        stats_ptr = partial_ptr + pairs.to(tl.int64) * (SPLITS * Q_ROWS * DIM)
-        tl.store(partial_ptr + mine[:, None] * DIM + cols[None, :], mixed, mask=mask)
-        tl.store(stats_ptr + mine * 2, most, mask=real)
-        tl.store(stats_ptr + mine * 2 + 1, total, mask=real)
-        if MERGE_HERE:
-            # All threads have stored; the one that counts releases what they stored, the last acquires it.
-            tl.debug_barrier()
-            before = tl.atomic_add(arrived_ptr + pair, 1, sem="acq_rel", scope="gpu")
-            if before == used - 1:
-                for row in range(0, Q_ROWS, MERGE_ROWS):
-                    merge_rows(
-                        partial_ptr, out, pair, pairs, used, row, stride_out_token, stride_out_head,
-                        DIM, WIDE_DIM, GROUPS, Q_ROWS, SPLITS, WIDE_SPLITS, MERGE_ROWS,
-                    )  # fmt: skip
-                tl.store(arrived_ptr + pair, 0)
+    leave_rows(
+        out, partial_ptr, arrived_ptr, pair, split, used, rows, most, total, mixed,
+        stride_out_token, stride_out_head,
+        DIM, WIDE_DIM, GROUPS, Q_ROWS, SPLITS, WIDE_SPLITS, MERGE_ROWS, MERGE_HERE,
+    )  # fmt: skip
 
 
 MOST_PAIRS = 600
@@ -348,6 +333,7 @@ class TritonDecode:
         scale: float,
         window: int,
         out: Tensor,
+        sinks: Tensor | None = None,
     ) -> None:
         """Rotate and cache decode rows, and attend from them."""
         if not qkv.shape[0]:
@@ -360,8 +346,9 @@ class TritonDecode:
                 qkv, positions, cos_sin, k_cache, v_cache, write_slots, q_norm, k_norm, eps
             )
             self._attention.paged_attention(
-                q, k_cache, v_cache, block_table, lengths, query_starts, q_width, scale, window, out
-            )
+                q, k_cache, v_cache, block_table, lengths, query_starts, q_width, scale, window, out,
+                sinks,
+            )  # fmt: skip
             return
         qkv = rows_of(qkv)
         strides = (
@@ -372,7 +359,7 @@ class TritonDecode:
             block_table.stride(1),
         )
         assert strides == (1, 1, 1, 1, 1), f"heads and tables lie in steps of {strides}, not of 1"
-        row_bytes = head_dim * k_cache.element_size()
+        row_bytes = head_dim * max(k_cache.element_size(), qkv.element_size())
         form = self._form or choose_form(requests, kv_heads, row_bytes, qkv.device)
         splits, wide_dim = form.splits, max(triton.next_power_of_2(head_dim), 16)
         arrived = arrivals(qkv.device) if form.merge == "here" and pairs <= COUNTERS else None
@@ -384,7 +371,7 @@ class TritonDecode:
         _rotate_cache_attend_kernel[(pairs, splits)](
             qkv, positions, cos_sin, k_cache, v_cache, write_slots,
             qkv if q_norm is None else q_norm, qkv if k_norm is None else k_norm,
-            block_table, lengths, out, partial, lengths if arrived is None else arrived,
+            block_table, lengths, sinks, out, partial, lengths if arrived is None else arrived,
             eps, scale, window, kv_heads, block_table.shape[1], asked_blocks,
             qkv.stride(0), cos_sin.stride(0),
             k_cache.stride(0), k_cache.stride(1), k_cache.stride(2),
@@ -411,10 +398,12 @@ class TritonDecode:
         if self._fetch is None or not together or form.tile % block_tokens:
             return 0
         size = block_tokens * head_dim * k_cache.element_size()
+        if size % FETCHED_BYTES:
+            return 0
         room = BYTES_AHEAD // (pairs * form.splits * 2 * size)
         return min(room, LANES_PER_WARP * form.warps)
 
 
-triton_rotate_cache_attend = rotate_cache_attend.backend("triton", fits=fits)(
+triton_rotate_cache_attend = rotate_cache_attend.backend("triton", fits=fits, takes=takes)(
     TritonDecode().rotate_cache_attend
 )

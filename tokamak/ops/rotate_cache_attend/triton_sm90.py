@@ -9,6 +9,7 @@ import triton
 import triton.language as tl
 
 from tokamak.ops.paged_attention.triton_sm90 import OVERLAPPED, fits
+from tokamak.ops.rope.triton_stored import takes
 from tokamak.ops.rotate_cache_attend.reference import rotate_cache_attend
 from tokamak.ops.rotate_cache_attend.triton import TritonDecode
 
@@ -31,6 +32,6 @@ def fetch(place_ptr, size) -> None:
     )
 
 
-sm90_rotate_cache_attend = rotate_cache_attend.backend("triton_sm90", fits=fits, before="triton")(
-    TritonDecode(OVERLAPPED, fetch).rotate_cache_attend
-)
+sm90_rotate_cache_attend = rotate_cache_attend.backend(
+    "triton_sm90", fits=fits, takes=takes, before="triton"
+)(TritonDecode(OVERLAPPED, fetch).rotate_cache_attend)

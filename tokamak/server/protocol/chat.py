@@ -22,6 +22,7 @@ from tokamak.server.protocol.common import (
     UsageBody,
     finite,
 )
+from tokamak.server.protocol.tools import AnswerCall, CallNews, ToolCall, ToolChoice
 
 MAX_METADATA = 16
 
@@ -43,21 +44,6 @@ class TextPart(Body):
                 message = "this server reads only parts of type 'text'"
                 raise PydanticCustomError("wrong_value", message, {"name": "type", "value": kind})
         return data
-
-
-class FunctionCall(Body):
-    """A call an assistant made earlier; `arguments` is JSON text."""
-
-    name: str
-    arguments: str
-
-
-class ToolCall(Body):
-    """One earlier tool call of an assistant message."""
-
-    id: str
-    type: Literal["function"]
-    function: FunctionCall
 
 
 class Message(Body):
@@ -98,6 +84,10 @@ class ChatTemplateFields(Body):
     """Let the model go on with the last message instead of starting a new one."""
     chat_template_kwargs: dict[str, Any] | None = None
     """More variables for the template."""
+    reasoning_effort: str | int | None = None
+    """How much to reason, in words or numbers the model knows; "none" turns reasoning off."""
+    tools: Items[dict[str, Any]] | None = None
+    """Functions the model may call."""
 
 
 class ChatRequest(SamplingFields, ChatTemplateFields):
@@ -111,6 +101,10 @@ class ChatRequest(SamplingFields, ChatTemplateFields):
     """Add the log-probability of every token."""
     top_logprobs: Int64 | None = None
     """And those of this many alternatives, up to 20."""
+    tool_choice: ToolChoice | None = None
+    """Whether tools may be called, must be, or which one; "auto" if left out."""
+    parallel_tool_calls: bool | None = None
+    """False hands on only the first call."""
 
     # Fields of OpenAI's that cannot change the answer of this server.
     metadata: Annotated[dict[str, str], BeforeValidator(_few)] | None = None
@@ -119,8 +113,6 @@ class ChatRequest(SamplingFields, ChatTemplateFields):
     """Accepted; nothing is stored."""
     service_tier: Literal["auto", "default"] | None = None
     """Accepted; there is one tier."""
-    parallel_tool_calls: bool | None = None
-    """Accepted; there are no tools."""
     safety_identifier: str | None = None
     """Accepted, as `user` is."""
     prompt_cache_key: str | None = None
@@ -129,14 +121,10 @@ class ChatRequest(SamplingFields, ChatTemplateFields):
     """Accepted; the prefix cache needs no hint."""
 
     # Fields whose plain values ask for nothing; the others need what we do not have.
-    tools: Items[dict[str, Any]] | None = None
-    """Only an empty list: tool calls are not parsed yet."""
-    tool_choice: Literal["none", "auto"] | None = None
     functions: Items[dict[str, Any]] | None = None
     function_call: Literal["none", "auto"] | None = None
     modalities: Items[Literal["text"]] | None = None
     """Only text."""
-    reasoning_effort: Literal["none"] | None = None
     verbosity: Literal["medium"] | None = None
     audio: None = None
     prediction: None = None
@@ -147,13 +135,12 @@ class ChatRequest(SamplingFields, ChatTemplateFields):
     def check(self) -> None:
         """Refuse what the types allow and this route does not."""
         self.check_stream()
-        for name in ("tools", "functions"):
-            if getattr(self, name):
-                raise RequestError(
-                    f"{name} is not supported: this server does not parse tool calls yet",
-                    field=name,
-                    hint=f"leave {name} out, or send an empty list",
-                )
+        if self.functions:
+            raise RequestError(
+                "functions is not supported: tools has taken its place",
+                field="functions",
+                hint="give them as tools",
+            )
         if self.top_logprobs is not None:
             if not 0 <= self.top_logprobs <= MAX_LOGPROBS:
                 raise RequestError(
@@ -172,6 +159,12 @@ class ChatRequest(SamplingFields, ChatTemplateFields):
                 field="echo",
                 hint='add "continue_final_message": true, or leave echo out',
             )
+
+    @property
+    def answer_schema(self) -> dict[str, Any] | None:
+        """The JSON schema that `response_format` holds the answer to, if it has one."""
+        asked = self.response_format
+        return None if asked is None or asked.json_schema is None else asked.json_schema.schema_
 
     @property
     def token_limit_name(self) -> str:
@@ -265,11 +258,13 @@ def _top(other: Alternative) -> TopLogprob:
 
 
 class AnswerMessage(msgspec.Struct, frozen=True):
-    """What the assistant said."""
+    """What the assistant said; `content` is null where it only calls tools."""
 
-    content: str
+    content: str | None
     role: Literal["assistant"] = "assistant"
     refusal: None = None
+    reasoning_content: str | msgspec.UnsetType = msgspec.UNSET
+    tool_calls: list[AnswerCall] | msgspec.UnsetType = msgspec.UNSET
 
 
 class ChatChoice(msgspec.Struct, frozen=True, kw_only=True):
@@ -301,6 +296,8 @@ class Delta(msgspec.Struct, frozen=True, kw_only=True):
 
     role: Literal["assistant"] | msgspec.UnsetType = msgspec.UNSET
     content: str | msgspec.UnsetType = msgspec.UNSET
+    reasoning_content: str | msgspec.UnsetType = msgspec.UNSET
+    tool_calls: list[CallNews] | msgspec.UnsetType = msgspec.UNSET
 
 
 class ChunkChoice(msgspec.Struct, frozen=True, kw_only=True):

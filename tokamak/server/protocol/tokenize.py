@@ -29,7 +29,7 @@ class TokenizeRequest(ChatTemplateFields):
                 field="prompt",
             )
         if self.prompt is not None:
-            for name in ("add_generation_prompt", "continue_final_message", "chat_template_kwargs"):
+            for name in ChatTemplateFields.model_fields:
                 if getattr(self, name) is not None:
                     raise RequestError(
                         f"{name} is given with prompt; it shapes messages only", field=name

@@ -19,6 +19,7 @@ from tokamak.server.protocol.tokenize import (
     TokenizeRequest,
 )
 from tokamak.server.state import server_state
+from tokamak.server.tools import check_tools
 
 router = APIRouter(tags=["tokens"])
 
@@ -39,7 +40,8 @@ async def tokenize(request: Request) -> Response:
     if body.prompt is not None:
         text, add_special_tokens = body.prompt, body.add_special_tokens is not False
     else:
-        text = chat_prompt(client.chat_template, body.messages or [], body)
+        check_tools(body.tools or ())
+        text = chat_prompt(client.chat_template, body.messages or [], body, tools=body.tools)
         add_special_tokens = bool(body.add_special_tokens)
     encode = partial(client.tokenizer.encode, text, add_special_tokens=add_special_tokens)
     ids = await asyncio.to_thread(encode)

@@ -1,0 +1,1 @@
+"""Reasoning: one file per format."""

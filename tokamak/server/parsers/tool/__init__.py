@@ -1,0 +1,1 @@
+"""Tool calls: one file per format."""
