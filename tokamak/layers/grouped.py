@@ -39,10 +39,6 @@ class GroupedLinear:
         """A random part that keeps the size of what passes through."""
         return [random_matrix(shape, generator) for shape in self.part_shapes]
 
-    def load_random(self, generator: torch.Generator) -> None:
-        """Fill with random numbers."""
-        self.load(self.draw(generator))
-
     def __call__(self, x: Tensor) -> Tensor:
         """x: [tokens, groups, width]; returns [tokens, groups * rows] in the dtype of x."""
         assert self._packed, "a grouped linear layer was called before its weight was loaded"

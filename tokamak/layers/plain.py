@@ -53,10 +53,6 @@ class Plain:
         """A random part of the scale it was made with."""
         return [DenseWeight(self._draw(self._shape, generator))]
 
-    def load_random(self, generator: torch.Generator) -> None:
-        """Fill with random numbers."""
-        self.load(self.draw(generator))
-
 
 def around_one(shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
     """Numbers near 1."""

@@ -214,7 +214,7 @@ def test_random_weights_fill_a_model(kind, config):
     model = kind.from_config(config, a_build())
     generator = torch.Generator().manual_seed(1)
     for parameter, _ in model.weights().values():
-        parameter.load_random(generator)
+        parameter.load(parameter.draw(generator))
     model.take_tokenizer(None)
 
     scores = ModelDriver(model, block_tokens=8).step({"only": [5, 6, 7]})["only"]

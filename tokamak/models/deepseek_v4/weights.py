@@ -176,10 +176,6 @@ class OneTensor:
         """A random part that keeps the size of what passes through."""
         return [DenseWeight(fan_in(self._shape, generator))]
 
-    def load_random(self, generator: torch.Generator) -> None:
-        """Fill with random numbers."""
-        self.load(self.draw(generator))
-
 
 def as_in_transformers(
     found: Mapping[str, tuple[Parameter, tuple[str, ...]]], experts: int
