@@ -59,6 +59,7 @@ BACKEND_MODULES = {
         "tokamak.ops.norm.triton",
         "tokamak.ops.paged_attention.triton_sm90",
         "tokamak.ops.paged_attention.triton",
+        "tokamak.ops.quantize.triton",
         "tokamak.ops.rope.triton",
         "tokamak.ops.rotate_cache_attend.triton_sm90",
         "tokamak.ops.rotate_cache_attend.triton",

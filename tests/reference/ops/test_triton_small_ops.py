@@ -26,6 +26,11 @@ CASES = {
         "fill_indptrs": "tokamak.ops.step_prep.cases:fill_indptrs_cases",
         "fill_unit_tiles": "tokamak.ops.step_prep.cases:fill_unit_tiles_cases",
     },
+    "quantize": {
+        "fake_fp8": "tokamak.ops.quantize.cases:fake_fp8_cases",
+        "fake_mxfp4": "tokamak.ops.quantize.cases:fake_mxfp4_cases",
+        "fake_nvfp4": "tokamak.ops.quantize.cases:fake_nvfp4_cases",
+    },
     "activation": {"silu_mul": "tokamak.ops.activation.cases:silu_mul_cases"},
     "embedding": {"embed": "tokamak.ops.embedding.cases:embed_cases"},
     "rope": {"rotate_and_cache": "tokamak.ops.rope.cases:rotate_and_cache_cases"},
