@@ -25,7 +25,7 @@ from tokamak.ops.quant_linear.cases import scaled_numbers
 from tokamak.ops.quant_linear.triton import triton_scaled_linear
 from tokamak.ops.quant_linear.triton_few import FEW_ROWS, FewTile, multiply_few
 from tokamak.ops.quant_linear.triton_many import ManyTile, multiply_many
-from tokamak.ops.quantize.triton import triton_quantize_rows
+from tokamak.ops.quantize.triton_rows import triton_quantize_rows
 
 BLOCKS = ScaleBlocks(128, 128)
 MATRICES = {

@@ -73,6 +73,7 @@ BACKEND_MODULES = {
         "tokamak.ops.paged_attention.triton",
         "tokamak.ops.quant_linear.triton",
         "tokamak.ops.quantize.triton",
+        "tokamak.ops.quantize.triton_rows",
         "tokamak.ops.rope.triton",
         "tokamak.ops.rotate_cache_attend.triton_sm90",
         "tokamak.ops.rotate_cache_attend.triton",

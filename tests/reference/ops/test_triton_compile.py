@@ -21,7 +21,7 @@ pytestmark = [
 TARGETS = {"nvidia": ("cuda", 90, 32), "amd": ("hip", "gfx942", 64)}
 CODE = {"nvidia": "ptx", "amd": "amdgcn"}
 NAMES = (
-    "add_residual", "add_rms_norm", "argmax_rows", "embed", "fill_indptrs", "fill_step", "fill_unit_tiles",
+    "add_residual", "add_rms_norm", "argmax_rows", "embed", "fake_fp8", "fake_mxfp4", "fake_nvfp4", "fill_indptrs", "fill_step", "fill_unit_tiles",
     "rms_norm", "rotate_and_cache", "silu_mul", "token_weights",
 )  # fmt: skip
 
@@ -113,6 +113,7 @@ SIZES = {
         (torch.zeros(rows, dtype=torch.int32), bfloats(9, 1024)) for rows in (1, 2, 16, 33)
     ],
     "rotate_and_cache": [a_rotation(tokens) for tokens in (1, 2, 16, 33)],
+    **{name: [(bfloats(rows, 512),) for rows in (1, 2, 16, 33)] for name in ("fake_fp8", "fake_mxfp4", "fake_nvfp4")},
     "fill_indptrs": [
         (torch.zeros(rows, dtype=torch.int32), 16, torch.zeros(99, dtype=torch.int32)[: rows + 1])
         for rows in (1, 2, 16, 33)
@@ -131,7 +132,9 @@ def test_steps_of_all_sizes_share_one_kernel(compile_for, op_name):
     assert len(kernels) == 1, sorted(kernels)
 
 
-@pytest.mark.parametrize("op_name", ["add_rms_norm", "silu_mul", "embed", "rotate_and_cache"])
+@pytest.mark.parametrize(
+    "op_name", ["add_rms_norm", "silu_mul", "embed", "rotate_and_cache", "fake_fp8"]
+)
 def test_rows_of_real_widths_move_in_pieces_of_sixteen_bytes(compile_for, op_name):
     (kernel,) = compile_for("nvidia", op_name, SIZES[op_name]).values()
 

@@ -26,6 +26,11 @@ CASES = {
         "fill_indptrs": "tokamak.ops.step_prep.cases:fill_indptrs_cases",
         "fill_unit_tiles": "tokamak.ops.step_prep.cases:fill_unit_tiles_cases",
     },
+    "quantize": {
+        "fake_fp8": "tokamak.ops.quantize.cases:fake_fp8_cases",
+        "fake_mxfp4": "tokamak.ops.quantize.cases:fake_mxfp4_cases",
+        "fake_nvfp4": "tokamak.ops.quantize.cases:fake_nvfp4_cases",
+    },
     "activation": {"silu_mul": "tokamak.ops.activation.cases:silu_mul_cases"},
     "quantize": {"quantize_rows": "tokamak.ops.quantize.rows_cases:quantize_rows_cases"},
     "quant_linear": {"scaled_linear": "tokamak.ops.quant_linear.cases:scaled_linear_cases"},

@@ -7,7 +7,7 @@ from typing import NamedTuple
 from torch import Tensor
 
 from tokamak.ops.quant_linear.reference import GROUP, ScaleBlocks, group_of
-from tokamak.ops.quantize.triton import triton_quantize_rows
+from tokamak.ops.quantize.triton_rows import triton_quantize_rows
 
 
 class ExpertMatrix(NamedTuple):

@@ -9,7 +9,7 @@ from tokamak.ops.quant_linear import library
 from tokamak.ops.quant_linear.reference import ScaleBlocks, group_of, scaled_linear
 from tokamak.ops.quant_linear.triton_few import FEW_ROWS, multiply_few
 from tokamak.ops.quant_linear.triton_many import multiply_many
-from tokamak.ops.quantize.triton import triton_quantize_rows
+from tokamak.ops.quantize.triton_rows import triton_quantize_rows
 from tokamak.ops.triton_facts import fits_e4m3
 
 

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from tokamak.ops.case import Case, seeded
 
-SIZES = ((1, 512), (3, 128), (0, 64), (130, 64))
+SIZES = ((1, 512), (3, 128), (0, 64), (33, 64))
 DTYPES = (torch.float32, torch.bfloat16)
 
 
@@ -18,8 +18,12 @@ def _rows(name: str, rows: int, width: int, dtype: torch.dtype) -> Tensor:
 
 
 def _of_all_sizes(name: str, dtype: torch.dtype) -> Tensor:
-    """Rows from the smallest numbers to nearly the largest, a row of zeros among them."""
-    powers = torch.arange(-150, 120, 3, dtype=torch.float64)
+    """Rows from the smallest numbers to nearly the largest, a row of zeros among them.
+
+    Of bfloat16 only numbers above 2^-126: Triton's interpreter reads smaller ones wrong.
+    """
+    smallest = -150 if dtype == torch.float32 else -90
+    powers = torch.arange(smallest, 120, 3, dtype=torch.float64)
     numbers = torch.randn((len(powers), 128), generator=seeded(name), dtype=torch.float64)
     numbers *= torch.exp2(powers).unsqueeze(-1)
     numbers[7] = 0.0
@@ -28,7 +32,7 @@ def _of_all_sizes(name: str, dtype: torch.dtype) -> Tensor:
 
 def _halfway(name: str, dtype: torch.dtype) -> Tensor:
     """Multiples of 1/4 below 6, in blocks whose scale is 1 in both formats of 4 bits, and their tenths."""
-    numbers = torch.randint(-24, 25, (64, 128), generator=seeded(name)) / 4.0
+    numbers = torch.randint(-24, 25, (8, 128), generator=seeded(name)) / 4.0
     numbers[:, ::16] = 6.0
     return torch.cat((numbers, numbers / 10)).to(dtype)
 
@@ -71,5 +75,5 @@ fake_fp8_cases = [
     Case(f"{name} by {block}", partial(_make, make, block), 0.0)
     for name, make in _inputs().items()
     for block in (32, 64, 128)
-    if make().shape[-1] % block == 0
+    if block == 32 or name.startswith(("1x512", "all sizes"))
 ]

@@ -1,5 +1,10 @@
 # pyright: reportArgumentType=false, reportCallIssue=false
-"""Rows to E4M3 in Triton: a program per row and stretch of groups, one pass."""
+"""Round trips through the block formats in Triton: one program for some blocks of a row, one pass.
+
+Numbers are rounded by adding and subtracting 1.5 * 2^23 steps, which rounds to even everywhere, so that no chip needs
+conversions to 8 or 4 bits of its own. Sizes are compared as integers: positive floats are ordered like their bits,
+and infinities and NaN are the largest.
+"""
 
 from __future__ import annotations
 
@@ -8,67 +13,133 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from tokamak.ops.quantize.rows import quantize_rows
-from tokamak.ops.triton_facts import fits_e4m3, rows_of
+from tokamak.ops.quantize.blocks import (
+    FP8_LEAST,
+    MXFP4_BLOCK,
+    MXFP4_LEAST,
+    NVFP4_BLOCK,
+    NVFP4_LEAST,
+)
+from tokamak.ops.quantize.reference import fake_fp8, fake_mxfp4, fake_nvfp4
+from tokamak.ops.triton_facts import fits, rows_of
 
-PROGRAM_COLUMNS = 2048
-COLUMNS_PER_WARP = 512
+TILE_NUMBERS = 512
+WARPS = 2
 
-
-@triton.jit
-def scale_of(largest, POWER_OF_TWO: tl.constexpr):
-    """The scale of a group whose largest magnitude is given; see `quantize_rows`."""
-    scale = tl.maximum(largest, 1e-4) * (1.0 / 448.0)
-    if POWER_OF_TWO:
-        bits = (scale.to(tl.int32, bitcast=True) + 0x7FFFFF) & 0x7F800000
-        scale = bits.to(tl.float32, bitcast=True)
-    return scale
-
-
-@triton.jit
-def code_of(x, scale):
-    """Numbers over their scale, as E4M3."""
-    cut = tl.minimum(tl.maximum(tl.div_rn(x, scale), -448.0), 448.0)
-    return cut.to(tl.float8e4nv)
+_SIZE = tl.constexpr(0x7FFFFFFF)
+_MANTISSA = tl.constexpr(0x7FFFFF)
+_INFINITY = tl.constexpr(0x7F800000)
+_NAN = tl.constexpr(0x7FC00000)
+_ROUNDING = tl.constexpr(0x4B400000)
+"""The bits of 1.5 * 2^23."""
 
 
 @triton.jit
-def _quantize_kernel(
+def power_at_least(number) -> tl.tensor:
+    """The exponent bits of the smallest power of two not less than a positive number; 255 where that is none."""
+    bits = number.to(tl.int32, bitcast=True) & _SIZE
+    exponent = (bits >> 23) + tl.where((bits & _MANTISSA) != 0, 1, 0)
+    return tl.minimum(exponent, 255)
+
+
+@triton.jit
+def power_of(exponent) -> tl.tensor:
+    """The power of two with these exponent bits, 1 to 254; NaN for 255."""
+    return tl.where(exponent == 255, _NAN, exponent << 23).to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def to_steps(size, exponent) -> tl.tensor:
+    """A size below 2^22 steps as the nearest multiple of a step, which is a power of two by its exponent."""
+    shift = ((exponent << 23) + _ROUNDING).to(tl.float32, bitcast=True)
+    return (size + shift) - shift
+
+
+@triton.jit
+def to_e4m3(size) -> tl.tensor:
+    """The nearest size of E4M3, as a float32; larger ones are cut off."""
+    size = tl.minimum(size, 448.0)
+    exponent = (size.to(tl.int32, bitcast=True) >> 23) - 127
+    return to_steps(size, tl.maximum(exponent, -6) - 3)
+
+
+@triton.jit
+def to_e2m1(size) -> tl.tensor:
+    """The nearest size of E2M1, as a float32; larger ones are cut off."""
+    size = tl.minimum(size, 6.0)
+    return to_steps(size, tl.where(size < 2.0, -1, tl.where(size < 4.0, 0, 1)))
+
+
+@triton.jit
+def _fake_kernel(
     x_ptr,
-    codes_ptr,
-    scales_ptr,
-    columns,
-    groups,
+    out_ptr,
+    blocks,
     stride_x_row,
-    GROUP: tl.constexpr,
-    GROUPS: tl.constexpr,
-    POWER_OF_TWO: tl.constexpr,
+    least,
+    BLOCK: tl.constexpr,
+    TILE: tl.constexpr,
+    FORMAT: tl.constexpr,
 ):
     row = tl.program_id(0).to(tl.int64)
-    group = tl.program_id(1) * GROUPS + tl.arange(0, GROUPS)
-    cols = group[:, None] * GROUP + tl.arange(0, GROUP)[None, :]
-    inside = cols < columns
+    block = tl.program_id(1) * TILE + tl.arange(0, TILE)
+    cols = block[:, None] * BLOCK + tl.arange(0, BLOCK)[None, :]
+    inside = (block < blocks)[:, None]
     x = tl.load(x_ptr + row * stride_x_row + cols, mask=inside, other=0.0).to(tl.float32)
-    scale = scale_of(tl.max(tl.abs(x), axis=1), POWER_OF_TWO)
-    code = code_of(x, tl.broadcast_to(scale[:, None], (GROUPS, GROUP)))
-    tl.store(codes_ptr + row * columns + cols, code, mask=inside)
-    tl.store(scales_ptr + row * groups + group, scale, mask=group < groups)
+    bits = x.to(tl.int32, bitcast=True)
+    size_bits = bits & _SIZE
+    size = size_bits.to(tl.float32, bitcast=True)
+    largest_bits = tl.max(size_bits, axis=1)[:, None]
+    largest = largest_bits.to(tl.float32, bitcast=True)
+    largest = tl.where(largest_bits < _INFINITY, tl.maximum(largest, least), largest)
+    if FORMAT == "nvfp4":
+        scale = to_e4m3(tl.div_rn(largest, 6.0))
+        scale = tl.where(largest_bits < _INFINITY, scale, float("nan"))
+        rounded = to_e2m1(tl.div_rn(size, scale))
+    elif FORMAT == "mxfp4":
+        exponent = power_at_least(largest * (1 / 6.0))
+        scale = power_of(exponent)
+        rounded = to_e2m1(size * power_of(254 - tl.minimum(exponent, 253)))
+    else:
+        exponent = power_at_least(largest * (1 / 448.0))
+        scale = power_of(exponent)
+        rounded = to_e4m3(size * power_of(254 - tl.minimum(exponent, 253)))
+    out = (rounded * scale).to(tl.int32, bitcast=True) | (bits & (~_SIZE))
+    kind = out_ptr.dtype.element_ty
+    out_ptrs = out_ptr + row * blocks * BLOCK + cols
+    tl.store(out_ptrs, out.to(tl.float32, bitcast=True).to(kind), mask=inside)
 
 
-@quantize_rows.backend("triton", fits=fits_e4m3)
-def triton_quantize_rows(x: Tensor, group: int, power_of_two: bool) -> tuple[Tensor, Tensor]:
-    """Round each row to E4M3; groups are powers of two."""
-    x = rows_of(x)
-    rows, columns = x.shape
-    groups = triton.cdiv(columns, group)
-    codes = torch.empty((rows, columns), dtype=torch.float8_e4m3fn, device=x.device)
-    scales = torch.empty((rows, groups), dtype=torch.float32, device=x.device)
-    if not rows:
-        return codes, scales
-    each = min(triton.next_power_of_2(groups), max(PROGRAM_COLUMNS // group, 1))
-    _quantize_kernel[(rows, triton.cdiv(groups, each))](
-        x, codes, scales, columns, groups, x.stride(0),
-        GROUP=group, GROUPS=each, POWER_OF_TWO=power_of_two,
-        num_warps=min(max(each * group // COLUMNS_PER_WARP, 1), 4),
+def _fake(x: Tensor, block: int, form: str, least: float) -> Tensor:
+    """A round trip of the last axis; x: [..., n], n whole blocks of a power of two."""
+    width = x.shape[-1]
+    assert width % block == 0, f"{width} numbers in blocks of {block}"
+    rows = rows_of(x).reshape(-1, width)
+    out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
+    blocks = width // block
+    tile = min(triton.next_power_of_2(blocks), max(TILE_NUMBERS // block, 1))
+    _fake_kernel[(rows.shape[0], triton.cdiv(blocks, tile))](
+        rows, out, blocks, rows.stride(0), least,
+        BLOCK=block, TILE=tile, FORMAT=form, num_warps=WARPS,
     )  # fmt: skip
-    return codes, scales
+    return out
+
+
+@fake_fp8.backend("triton", fits=fits)
+def triton_fake_fp8(x: Tensor, block: int = 32) -> Tensor:
+    """E4M3 with a power of two a block."""
+    if block & (block - 1):
+        return fake_fp8.reference(x, block)
+    return _fake(x, block, "fp8", FP8_LEAST)
+
+
+@fake_mxfp4.backend("triton", fits=fits)
+def triton_fake_mxfp4(x: Tensor) -> Tensor:
+    """E2M1 with a power of two per 32."""
+    return _fake(x, MXFP4_BLOCK, "mxfp4", MXFP4_LEAST)
+
+
+@fake_nvfp4.backend("triton", fits=fits)
+def triton_fake_nvfp4(x: Tensor) -> Tensor:
+    """E2M1 with an E4M3 scale per 16."""
+    return _fake(x, NVFP4_BLOCK, "nvfp4", NVFP4_LEAST)
