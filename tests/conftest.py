@@ -1,4 +1,4 @@
-"""What every test may rely on: Ctrl-C raises KeyboardInterrupt, as in a terminal."""
+"""What every test may rely on: Ctrl-C raises KeyboardInterrupt, as in a terminal, and a slow machine fails no property."""
 
 from __future__ import annotations
 
@@ -6,6 +6,12 @@ import signal
 from collections.abc import Iterator
 
 import pytest
+from hypothesis import HealthCheck, settings
+
+settings.register_profile(
+    "any machine", deadline=None, suppress_health_check=[HealthCheck.too_slow]
+)
+settings.load_profile("any machine")
 
 
 @pytest.fixture(scope="session", autouse=True)

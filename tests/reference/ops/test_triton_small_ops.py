@@ -27,12 +27,12 @@ CASES = {
         "fill_unit_tiles": "tokamak.ops.step_prep.cases:fill_unit_tiles_cases",
     },
     "quantize": {
+        "quantize_rows": "tokamak.ops.quantize.rows_cases:quantize_rows_cases",
         "fake_fp8": "tokamak.ops.quantize.cases:fake_fp8_cases",
         "fake_mxfp4": "tokamak.ops.quantize.cases:fake_mxfp4_cases",
         "fake_nvfp4": "tokamak.ops.quantize.cases:fake_nvfp4_cases",
     },
     "activation": {"silu_mul": "tokamak.ops.activation.cases:silu_mul_cases"},
-    "quantize": {"quantize_rows": "tokamak.ops.quantize.rows_cases:quantize_rows_cases"},
     "quant_linear": {"scaled_linear": "tokamak.ops.quant_linear.cases:scaled_linear_cases"},
     "embedding": {"embed": "tokamak.ops.embedding.cases:embed_cases"},
     "rope": {"rotate_and_cache": "tokamak.ops.rope.cases:rotate_and_cache_cases"},
