@@ -49,6 +49,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--device", default="auto")
     parser.add_argument("--graphs", default="auto")
     parser.add_argument("--kernels", default="", help="backends, as op=backend,op=backend")
+    parser.add_argument("--kv-cache-dtype", default="auto")
     parser.add_argument(
         "--all-sizes", action="store_true", help="record the default sizes, not the batches alone"
     )
@@ -90,6 +91,7 @@ def protocol(asked: argparse.Namespace) -> dict[str, object]:
         "weights": "random",
         "sampling": "greedy",
         "prefix_caching": False,
+        "kv_cache_dtype": asked.kv_cache_dtype,
         "recorded_sizes": "default" if asked.all_sizes else "the batches",
         "ttft_ms": "median of runs with one new token",
         "tpot_ms": "(median with all new tokens - ttft) / (new tokens - 1)",
@@ -172,6 +174,7 @@ def _load(
             device=asked.device,
             graphs=asked.graphs,
             kernels=asked.kernels,
+            kv_cache_dtype=asked.kv_cache_dtype,
             enable_prefix_caching=False,
             max_model_len=min(2 * longest, 2048) if longest <= 2048 else longest,
             max_num_batched_tokens=STEP_TOKENS if asked.device != "cpu" else "auto",

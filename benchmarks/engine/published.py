@@ -115,6 +115,16 @@ TINY = {
 }
 """Shows that the benchmark runs; its times mean nothing."""
 
+EIGHT_BITS = {
+    "quantization_config": {
+        "activation_scheme": "dynamic",
+        "fmt": "e4m3",
+        "quant_method": "fp8",
+        "weight_block_size": [128, 128],
+    }
+}
+"""What makers of fp8 checkpoints add to a config."""
+
 BATCHES = (1, 8, 32, 128, 256)
 
 MODELS = {
@@ -136,5 +146,7 @@ MODELS = {
         vllm_ttft_ms=dict(zip(BATCHES[:4], (86.2, 119.5, 473.5, 1901.0), strict=True)),
         target_tpot_ms=dict(zip(BATCHES[:4], (2.5, 7.4, 15.0, 19.5), strict=True)),
     ),
+    "llama-3-8b-fp8": Published(LLAMA_3_8B | EIGHT_BITS),
+    "qwen3-30b-a3b-fp8": Published(QWEN3_30B_A3B | EIGHT_BITS),
     "tiny": Published(TINY),
 }

@@ -14,6 +14,7 @@ from tests.support.tiny import (
     qwen3_moe_config,
     tiny_weights,
     write_checkpoint,
+    write_json,
     write_scaled_checkpoint,
 )
 from tokamak.config.options import EngineOptions
@@ -22,6 +23,7 @@ from tokamak.core.request import FinishReason, SamplingParams, StructuredOutput
 from tokamak.engine.configure import configure
 from tokamak.engine.core import EngineCore
 from tokamak.engine.messages import AddRequest
+from tokamak.runner.simulate import simulate_start
 
 HAS_GPU = torch.cuda.is_available()
 pytestmark = [
@@ -279,6 +281,67 @@ def test_a_row_of_nans_ends_its_request_alone_when_its_token_arrives(start, fold
         assert last[name].error == "the model's scores hold nan"
     assert assert_oracles(oracle, ids(20, 1), tokens["good"])
     assert core.stats().free_blocks == core.stats().total_blocks
+
+
+@pytest.mark.parametrize("graphs", ["startup", "on-demand", "off"])
+def test_a_golden_run_with_arrivals_finishes_and_preemptions_gives_the_oracles_tokens(
+    start, folder, graphs
+):
+    sizes = {"req_graph_sizes": "auto", "token_graph_sizes": "auto"} if graphs == "off" else {}
+    cache = {"kv_cache_memory_bytes": "auto", "num_blocks_override": 24, "max_model_len": 128}
+    core, oracle = start(graphs=graphs, **sizes, **cache), Oracle(folder)
+    chance = np.random.default_rng(7)
+    prompts = {f"r{at}": ids(int(chance.integers(2, 90)), at) for at in range(16)}
+    waiting, tokens, ends = [*prompts], {}, 0
+    for turn in range(400):
+        if waiting and turn % 3 == 0:
+            add(core, waiting[0], prompts[waiting[0]], max_tokens=20 + 2 * len(waiting))
+            waiting = waiting[1:]
+        for update in core.step():
+            tokens.setdefault(update.request_id, []).extend(update.token_ids)
+            ends += update.finish_reason is FinishReason.LENGTH
+        if not waiting and not core.has_work:
+            break
+
+    stats = core.stats()
+    assert ends == len(prompts)
+    assert stats.steps >= 50
+    assert stats.preemptions > 0
+    assert stats.free_blocks == stats.total_blocks
+    assert sum(assert_oracles(oracle, prompts[name], tokens[name]) for name in prompts) > 60
+
+
+def test_the_memory_plan_is_within_5_percent_of_what_is_held(start, tmp_path):
+    wide = llama_config(
+        hidden_size=1024, intermediate_size=3072, num_hidden_layers=16, num_attention_heads=16,
+        num_key_value_heads=8, head_dim=64, vocab_size=32000,
+    )  # fmt: skip
+    write_json(tmp_path / "config.json", wide)
+    options = {
+        "model": str(tmp_path),
+        "load_format": "random",
+        "dtype": "bfloat16",
+        "kv_cache_memory_bytes": 16 * 1024**3,
+        "max_num_batched_tokens": 2048,
+        "max_num_seqs": 64,
+        "req_graph_sizes": "auto",
+        "token_graph_sizes": "auto",
+    }
+    # What the first start measured of recordings is what later ones plan with.
+    start(**options).close()
+    torch.cuda.empty_cache()
+    before = torch.cuda.memory_reserved()
+
+    core = start(**options)
+    plan = simulate_start(
+        configure(EngineOptions(**{"device": "cuda", "max_model_len": 512} | options))
+    )
+    steady(core, MIXED[:3], max_tokens=64)
+
+    held, memory = torch.cuda.memory_reserved() - before, plan.start.memory
+    planned = plan.start.weight_bytes + memory.cache_bytes + memory.graph_bytes
+    planned += memory.input_bytes + memory.logit_bytes
+    assert held == pytest.approx(planned, rel=0.05)
 
 
 def test_weights_drawn_on_the_device_are_the_same_again(start):
