@@ -163,6 +163,7 @@ def test_sizes_that_do_not_fit_are_refused_by_name(read, changes, named):
         ({"kv_source_layer_ids": [2, 4]}, "layer 6 .* ratio 1, .* layer 4 of 2"),
         ({"index_source_layer_ids": [2, 8]}, "layer 6 .* index_source_layer_ids"),
         ({"candidate_source_layer_id": 7}, "candidate_source_layer_id is 7"),
+        ({"candidate_source_layer_id": 4}, r"entries of layers \[4, 6\]"),
         ({"engram_num_embeddings": [6090, 6297]}, "layer 4 .* 6297 rows.* reach 6296"),
         ({"engram_vocab_size": 1009}, "layer 1 .* 6090 rows"),
         ({"engram_num_embeddings": [6090]}, "engram_num_embeddings is"),
@@ -172,6 +173,22 @@ def test_sizes_that_do_not_fit_are_refused_by_name(read, changes, named):
 def test_v4_1_refuses_layers_and_tables_that_do_not_fit(changes, named):
     with pytest.raises(CheckpointError, match=named):
         a_v4_1(**changes)
+
+
+@pytest.mark.parametrize(
+    ("read", "name", "value"),
+    [
+        (a_v4, "engram_layer_ids", [1]),
+        (a_v4, "kv_source_layer_ids", [0]),
+        (a_v4, "candidate_source_layer_id", 3),
+        (a_v4_1, "num_hash_layers", 3),
+        (a_v4_1, "mlp_layer_types", ["moe"] * 10),
+        (a_v4_1, "layer_types", ["sliding_attention"] * 10),
+    ],
+)
+def test_what_a_relative_has_is_refused_by_name(read, name, value):
+    with pytest.raises(UnsupportedModelError, match=name):
+        read(**{name: value})
 
 
 @pytest.mark.parametrize(
