@@ -8,6 +8,7 @@ import torch
 from tests.support.steps import ModelDriver, a_build
 from tests.support.tiny_v4 import SMALL, v4_1_config, v4_config
 from tokamak.cache.groups import group_sub_caches
+from tokamak.cache.layout import bytes_per_block
 from tokamak.checkpoint.compressed_sizes import block_multiple, cache_token_numbers, ratios
 from tokamak.errors import CheckpointError, UnsupportedModelError
 from tokamak.layers.model import Parameter
@@ -285,6 +286,10 @@ def test_sizes_of_caches_are_estimated_from_the_config():
     assert (block_multiple(text), block_multiple(v4_config())) == (2, 8)
     # Ten window rows; of three makers their entries and keys, of two the rows these are folded of.
     assert cache_token_numbers(text, 64) == 10 * 64 + 2 * 48 + 96 + 2 * 4 * 64
+    # Five window rows; of layers whose entries are chosen these and their keys, folded of two groups; of others of one.
+    sparse = (32 + 16) // 4 + 2 * 2 * 2 * (32 + 16)
+    heavy = 32 // 8 + 2 * 2 * 32
+    assert cache_token_numbers(v4_config(), 32) == 5 * 32 + 2 * sparse + 2 * heavy
     assert ratios({"num_hidden_layers": 2}) == ()
 
 
@@ -305,3 +310,15 @@ def test_the_number_of_tokens_of_a_published_config_gives_its_tables():
 
     assert config.engram.primes[1][0][:3] == (16000057, 16000079, 16000081)
     assert config.engram.multipliers[14][0] == 67716810739261
+
+
+@every_model
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_the_estimate_covers_what_is_kept(kind, config, dtype):
+    text = config.get("text_config", config)
+    groups = group_sub_caches(kind.from_config(config, a_build(dtype)).sub_caches())
+
+    estimate = cache_token_numbers(text, text["head_dim"]) * dtype.itemsize
+    exact = bytes_per_block(groups, 16) / 16
+
+    assert exact <= estimate <= 2 * exact
