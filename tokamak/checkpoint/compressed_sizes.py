@@ -12,8 +12,8 @@ from typing import Any
 RATIOS_BY_TYPE = {"compressed_sparse_attention": 4, "heavily_compressed_attention": 128}
 """Tokens of an entry by kind of layer, where a config does not say."""
 
-OPEN_ROWS = 4
-"""Numbers of an open group's row beside those of its entry: values and gates in twice the width."""
+FLOAT32 = 2
+"""Numbers of the model's dtype that take the bytes of one in float32, at most."""
 
 
 def ratios(config: Mapping[str, Any]) -> tuple[int, ...]:
@@ -36,15 +36,28 @@ def block_multiple(config: Mapping[str, Any]) -> int:
 
 
 def cache_token_numbers(config: Mapping[str, Any], head_dim: int) -> int:
-    """Numbers a token adds to the caches of all layers: its row in each, and its share of entries."""
-    index_dim = int(config.get("index_head_dim") or 0)
-    by_layer = ratios(config)
-    sources = config.get("kv_source_layer_ids")
-    owners = [
-        (layer, ratio)
-        for layer, ratio in enumerate(by_layer)
-        if ratio and (not isinstance(sources, list) or layer in sources)
-    ]
-    of_entries = sum(-(-(head_dim + index_dim) // ratio) for _, ratio in owners)
-    of_open = sum(OPEN_ROWS * head_dim for _, ratio in owners if ratio > 1)
-    return len(by_layer) * head_dim + of_entries + of_open
+    """Numbers a token adds to the caches of all layers: its row in each, and its share of entries.
+
+    What entries are folded of is kept in float32, and counted as twice as many numbers.
+    """
+    by_layer, sources = ratios(config), config.get("kv_source_layer_ids")
+    total = len(by_layer) * head_dim
+    for layer, ratio in enumerate(by_layer):
+        if not ratio or (isinstance(sources, list) and layer not in sources):
+            continue
+        has_keys = isinstance(sources, list) or ratio == sparse_ratio(config)
+        index_dim = int(config.get("index_head_dim") or 0) if has_keys else 0
+        total += -(-(head_dim + index_dim) // ratio)
+        if isinstance(sources, list):
+            # Values and gates of entries; index keys are made of those.
+            total += FLOAT32 * 2 * head_dim if ratio > 1 else 0
+        else:
+            # The same, of entries and of keys, for one group or for two that overlap.
+            total += FLOAT32 * 2 * (head_dim + index_dim) * (2 if has_keys else 1)
+    return total
+
+
+def sparse_ratio(config: Mapping[str, Any]) -> int:
+    """Tokens of an entry in layers whose groups overlap and whose entries are chosen."""
+    name = "compressed_sparse_attention"
+    return (RATIOS_BY_TYPE | (config.get("compress_rates") or {}))[name]

@@ -19,6 +19,9 @@ class Plain:
     draw: makes random values of a trained model's scale; 0.1 times normal numbers by default.
     """
 
+    row_shapes: tuple[tuple[int, ...], ...] = ()
+    """Matrices a token row goes through: none, as rows are looked up in it or it is small."""
+
     def __init__(
         self,
         build: Build,

@@ -25,6 +25,7 @@ from tokamak.errors import GraphMismatch, OptionError
 from tokamak.layers.build import Build
 from tokamak.layers.model import Model
 from tokamak.layers.moe import StackedExperts
+from tokamak.layers.plain import Plain
 from tokamak.models.registry import find
 from tokamak.ops.load import load_backends
 from tokamak.ops.sample import argmax_rows, draw_rows, token_weights
@@ -192,7 +193,9 @@ def make_build(config: EngineConfig) -> Build:
 
 def _default_cost(config: EngineConfig, build: Build, model: Model) -> GraphCost:
     shapes = [
-        parameter.row_shapes if isinstance(parameter, StackedExperts) else parameter.part_shapes
+        parameter.row_shapes
+        if isinstance(parameter, StackedExperts | Plain)
+        else parameter.part_shapes
         for parameter, _ in model.weights().values()
     ]
     return default_cost(

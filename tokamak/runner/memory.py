@@ -153,7 +153,8 @@ def plan_memory(
     )
     blocks = config.cache.blocks
     if blocks is None:
-        blocks = max(0, _arena_bytes(config, graph_bytes) - window_bytes) // block_bytes
+        left = _arena_bytes(config, graph_bytes) - window_bytes
+        blocks = max(NULL_BLOCKS, left // block_bytes)
     slots = config.scheduler.max_num_seqs + 1
     max_blocks = -(-config.model.max_model_len // config.cache.block_tokens)
     history_bytes = 4 * slots * (config.model.max_model_len + 1)

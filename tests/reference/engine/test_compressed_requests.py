@@ -97,7 +97,10 @@ def token_ids(outputs):
     return [list(output.token_ids) for output in outputs]
 
 
-@pytest.mark.parametrize("options", [{}, {"graphs": "off"}, {"max_num_batched_tokens": 16}])
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"graphs": "off"}, {"max_num_batched_tokens": 16}, {"num_blocks_override": None}],
+)
 def test_prompts_of_many_lengths_at_once(make_llm, alone, options):
     llm = make_llm(max_num_seqs=4, **options)
     prompts = [ids(length, length) for length in (1, 7, 8, 9, 15, 16, 17, 33)]

@@ -8,6 +8,7 @@ import torch
 from tests.support.steps import ModelDriver, a_build
 from tests.support.tiny_v4 import SMALL, v4_1_config, v4_config
 from tokamak.cache.groups import group_sub_caches
+from tokamak.cache.layout import bytes_per_block
 from tokamak.checkpoint.compressed_sizes import block_multiple, cache_token_numbers, ratios
 from tokamak.errors import CheckpointError, UnsupportedModelError
 from tokamak.layers.model import Parameter
@@ -163,6 +164,7 @@ def test_sizes_that_do_not_fit_are_refused_by_name(read, changes, named):
         ({"kv_source_layer_ids": [2, 4]}, "layer 6 .* ratio 1, .* layer 4 of 2"),
         ({"index_source_layer_ids": [2, 8]}, "layer 6 .* index_source_layer_ids"),
         ({"candidate_source_layer_id": 7}, "candidate_source_layer_id is 7"),
+        ({"candidate_source_layer_id": 4}, r"entries of layers \[4, 6\]"),
         ({"engram_num_embeddings": [6090, 6297]}, "layer 4 .* 6297 rows.* reach 6296"),
         ({"engram_vocab_size": 1009}, "layer 1 .* 6090 rows"),
         ({"engram_num_embeddings": [6090]}, "engram_num_embeddings is"),
@@ -172,6 +174,22 @@ def test_sizes_that_do_not_fit_are_refused_by_name(read, changes, named):
 def test_v4_1_refuses_layers_and_tables_that_do_not_fit(changes, named):
     with pytest.raises(CheckpointError, match=named):
         a_v4_1(**changes)
+
+
+@pytest.mark.parametrize(
+    ("read", "name", "value"),
+    [
+        (a_v4, "engram_layer_ids", [1]),
+        (a_v4, "kv_source_layer_ids", [0]),
+        (a_v4, "candidate_source_layer_id", 3),
+        (a_v4_1, "num_hash_layers", 3),
+        (a_v4_1, "mlp_layer_types", ["moe"] * 10),
+        (a_v4_1, "layer_types", ["sliding_attention"] * 10),
+    ],
+)
+def test_what_a_relative_has_is_refused_by_name(read, name, value):
+    with pytest.raises(UnsupportedModelError, match=name):
+        read(**{name: value})
 
 
 @pytest.mark.parametrize(
@@ -268,6 +286,10 @@ def test_sizes_of_caches_are_estimated_from_the_config():
     assert (block_multiple(text), block_multiple(v4_config())) == (2, 8)
     # Ten window rows; of three makers their entries and keys, of two the rows these are folded of.
     assert cache_token_numbers(text, 64) == 10 * 64 + 2 * 48 + 96 + 2 * 4 * 64
+    # Five window rows; of layers whose entries are chosen these and their keys, folded of two groups; of others of one.
+    sparse = (32 + 16) // 4 + 2 * 2 * 2 * (32 + 16)
+    heavy = 32 // 8 + 2 * 2 * 32
+    assert cache_token_numbers(v4_config(), 32) == 5 * 32 + 2 * sparse + 2 * heavy
     assert ratios({"num_hidden_layers": 2}) == ()
 
 
@@ -288,3 +310,15 @@ def test_the_number_of_tokens_of_a_published_config_gives_its_tables():
 
     assert config.engram.primes[1][0][:3] == (16000057, 16000079, 16000081)
     assert config.engram.multipliers[14][0] == 67716810739261
+
+
+@every_model
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_the_estimate_covers_what_is_kept(kind, config, dtype):
+    text = config.get("text_config", config)
+    groups = group_sub_caches(kind.from_config(config, a_build(dtype)).sub_caches())
+
+    estimate = cache_token_numbers(text, text["head_dim"]) * dtype.itemsize
+    exact = bytes_per_block(groups, 16) / 16
+
+    assert exact <= estimate <= 2 * exact

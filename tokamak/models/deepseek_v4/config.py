@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from tokamak.errors import CheckpointError, UnsupportedModelError
@@ -142,6 +142,21 @@ def integers(fields: ConfigFields, name: str) -> tuple[int, ...]:
             hint="the config is incomplete or belongs to another model",
         )
     return tuple(value)
+
+
+def refuse_foreign(fields: ConfigFields, names: Sequence[str]) -> None:
+    """Refuse fields of a relative whose mechanisms this model does not have.
+
+    Raises:
+        UnsupportedModelError: one of them says something.
+    """
+    for name in names:
+        value = fields.value(name)
+        if value not in (None, 0, []):
+            raise UnsupportedModelError(
+                f"{fields.architecture} with {name} {value!r} is not supported",
+                hint=f"only checkpoints without {name} run here",
+            )
 
 
 def _refuse_others(fields: ConfigFields) -> None:

@@ -8,7 +8,12 @@ from typing import Literal
 
 from tokamak.errors import CheckpointError, UnsupportedModelError
 from tokamak.layers.config_fields import ConfigFields
-from tokamak.models.deepseek_v4.config import SharedConfig, integers, read_shared
+from tokamak.models.deepseek_v4.config import (
+    SharedConfig,
+    integers,
+    read_shared,
+    refuse_foreign,
+)
 
 Kind = Literal["window", "sparse", "heavy"]
 """Window rows alone; chosen entries of few tokens; all entries of many tokens."""
@@ -22,6 +27,11 @@ KINDS: dict[str, Kind] = {
 
 RATIOS: dict[Kind, int] = {"sparse": 4, "heavy": 128}
 """Tokens of an entry, where a config does not say."""
+
+OF_V4_1 = (
+    "engram_layer_ids", "kv_source_layer_ids", "index_source_layer_ids", "candidate_source_layer_id",
+)  # fmt: skip
+"""Fields of V4.1: memories, and layers that read what others keep."""
 
 HASH_LAYERS = 3
 """Where a config does not say: how many first layers choose experts by token id."""
@@ -48,6 +58,7 @@ class V4Config:
         """
         fields = ConfigFields(config, architecture)
         shared = read_shared(fields)
+        refuse_foreign(fields, OF_V4_1)
         ratios = _ratios(fields)
         read = cls(
             shared=shared,

@@ -8,13 +8,22 @@ from dataclasses import dataclass
 from tokamak.errors import CheckpointError
 from tokamak.layers.config_fields import ConfigFields
 from tokamak.layers.engram import hash_multipliers, hash_primes
-from tokamak.models.deepseek_v4.config import SharedConfig, integers, read_shared
+from tokamak.models.deepseek_v4.config import (
+    SharedConfig,
+    integers,
+    read_shared,
+    refuse_foreign,
+)
 
 DRAFTER_FIELDS = (
     "dspark_block_size", "dspark_noise_token_id", "dspark_target_layer_ids", "dspark_markov_rank",
     "dspark_n_routed_experts", "dspark_num_experts_per_tok",
 )  # fmt: skip
 """Of the drafter, which is no part of the decoder."""
+
+
+OF_V4 = ("num_hash_layers", "mlp_layer_types", "layer_types", "compress_rates")
+"""Fields of V4: experts by token id, and kinds of layers by name."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,6 +73,7 @@ class V41Config:
             raise CheckpointError(f"text_config is {text!r}; expected an object")
         fields = ConfigFields(text, architecture)
         shared = read_shared(fields)
+        refuse_foreign(fields, OF_V4)
         for name in DRAFTER_FIELDS:
             fields.value(name)
         ratios = integers(fields, "compress_ratios")[: shared.layers]
@@ -118,6 +128,17 @@ class V41Config:
             raise CheckpointError(
                 f"candidate_source_layer_id is {self.candidate_source}, which is not among "
                 f"index_source_layer_ids {list(self.index_sources)}"
+            )
+        makers = {
+            self.source_of(layer, self.entry_sources)
+            for layer in self.index_sources
+            if chooses and layer >= self.candidate_source
+        }
+        if len(makers) > 1:
+            raise CheckpointError(
+                f"index_source_layer_ids {list(self.index_sources)} of {architecture} choose from entries of "
+                f"layers {sorted(makers)} behind candidate_source_layer_id {self.candidate_source}; expected "
+                "one, as its blocks are those of one layer's entries"
             )
 
 
