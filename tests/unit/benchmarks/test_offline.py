@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from types import SimpleNamespace
 
 import pytest
@@ -10,6 +11,7 @@ from benchmarks.engine.offline import table
 from benchmarks.engine.profiled import WATCHED_STEPS, read_profile
 from benchmarks.engine.published import MODELS
 from tests.support.steps import a_build
+from tokamak.checkpoint.source import open_checkpoint
 from tokamak.models.registry import find
 
 
@@ -66,10 +68,11 @@ def test_the_table_shows_our_time_beside_vllms_and_the_target():
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_every_published_config_builds_a_model(name):
-    config = MODELS[name].config
-    (architecture,) = config["architectures"]
+def test_every_published_config_builds_a_model(tmp_path, name):
+    (tmp_path / "config.json").write_text(json.dumps(MODELS[name].config), encoding="utf-8")
+    checkpoint = open_checkpoint(tmp_path)
 
-    model = find(architecture).from_config(config, a_build())
+    model = find(checkpoint.architecture).from_config(checkpoint.config, a_build())
 
-    assert len(model.weights()) > config["num_hidden_layers"]
+    assert len(model.weights()) > MODELS[name].config["num_hidden_layers"]
+    assert (checkpoint.scheme is not None) == name.endswith("-fp8")
