@@ -90,7 +90,7 @@ SCALED_SIZES = (
     (Sizes(30, 3, 2, 200, 72), (1, 1 << 20)),
 )
 """Sizes, and rows and columns of a block."""
-SCALED_TOLERANCE = {torch.float32: 2.0**-5, torch.bfloat16: 2.0**-4}
+SCALED_TOLERANCE = 2.0**-4
 """What gate and up make may lie near the middle of two 8-bit numbers, and is then rounded either way."""
 
 
@@ -106,7 +106,7 @@ def _make_scaled(
 
 
 scaled_experts_cases = [
-    Case(name, partial(_make_scaled, name, sizes, block, dtype), SCALED_TOLERANCE[dtype])
+    Case(name, partial(_make_scaled, name, sizes, block, dtype), SCALED_TOLERANCE)
     for dtype in (torch.float32, torch.bfloat16)
     for sizes, block in SCALED_SIZES
     for name in [f"{_name(sizes, dtype)} in {block[0]}x{block[1]}"]
