@@ -12,6 +12,7 @@ import msgspec
 
 from tests.support.configs import GPU
 from tokamak.device import facts
+from tokamak.ops.triton_launches import Job
 from tokamak.runner.ahead import Order
 
 
@@ -24,8 +25,11 @@ def main() -> int:
     if sys.argv[1:] != ["list"]:
         return compile_ahead.main()
     order = msgspec.msgpack.decode(sys.stdin.buffer.read(), type=Order)
-    for job in compile_ahead.kernels_of(order.config, order.multiprocessors):
+
+    def show(job: Job) -> None:
         sys.stdout.write(f"{job.args[0].fn.__name__}\n")
+
+    compile_ahead.note_kernels(order.config, order.multiprocessors, show)
     return 0
 
 

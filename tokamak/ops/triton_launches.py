@@ -1,8 +1,9 @@
 # pyright: reportArgumentType=false
 """Which kernels would be launched, and how are they compiled without a device? Launches are noted instead of made.
 
-For a process that compiles ahead and does nothing else: `noted_launches` gives jobs, `compile_all` spreads them over
-processes. What they compile lies in Triton's cache on disk afterwards, under the key a launch will look for.
+For a process that compiles ahead and does nothing else: `noted_launches` hands jobs out as it meets them, `Compilers` does
+them in processes of their own meanwhile. What they compile lies in Triton's cache on disk afterwards, under the key a
+launch will look for.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from __future__ import annotations
 import importlib.util
 import os
 import traceback
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from types import SimpleNamespace
@@ -25,9 +26,6 @@ if TYPE_CHECKING or importlib.util.find_spec("triton") is not None:
     from triton.backends.compiler import GPUTarget
     from triton.runtime import driver
     from triton.runtime.jit import JITFunction, compute_cache_key
-
-NUMBER_BYTES = 4
-"""Of a job's number in the pipe that hands them out."""
 
 Job = partial[object]
 
@@ -57,13 +55,14 @@ def target_of(facts: DeviceFacts) -> GPUTarget:
 
 
 @contextmanager
-def noted_launches(target: GPUTarget, multiprocessors: int) -> Iterator[list[Job]]:
-    """Inside, a kernel's launch adds a job that compiles it, unless the like was noted; nothing runs.
+def noted_launches(
+    target: GPUTarget, multiprocessors: int, start: Callable[[Job], object]
+) -> Iterator[None]:
+    """Inside, a kernel's launch starts a job that compiles it, unless the like was noted; nothing runs.
 
     Tensors of the launches may be on the `meta` device, whose addresses count as aligned. Who asks for a GPU's
     properties gets the number of multiprocessors. Triton keeps the driver that has no device.
     """
-    jobs: list[Job] = []
     seen: set[tuple[int, str]] = set()
     compile_or_run, properties = JITFunction.run, torch.cuda.get_device_properties
 
@@ -73,7 +72,7 @@ def noted_launches(target: GPUTarget, multiprocessors: int) -> Iterator[list[Job
         key = (id(self), compute_cache_key(keys, specialization, options))
         if key not in seen:
             seen.add(key)
-            jobs.append(partial(compile_or_run, self, *args, grid=grid, warmup=True, **kwargs))
+            start(partial(compile_or_run, self, *args, grid=grid, warmup=True, **kwargs))
 
     driver.set_active(_NoDevice(target))
     JITFunction.run = note
@@ -81,38 +80,51 @@ def noted_launches(target: GPUTarget, multiprocessors: int) -> Iterator[list[Job
         multi_processor_count=multiprocessors
     )
     try:
-        yield jobs
+        yield
     finally:
         JITFunction.run = compile_or_run
         torch.cuda.get_device_properties = properties
 
 
-def compile_all(jobs: Sequence[Job], processes: int) -> list[int]:
-    """Do the jobs in so many processes, each taking the next when it is done; returns their exit codes.
+class Compilers:
+    """Does jobs in processes of their own, so many at a time, while the caller goes on noting.
 
     The caller has no threads and has not touched a device.
     """
-    take, give = os.pipe()
-    for number in range(len(jobs)):
-        os.write(give, number.to_bytes(NUMBER_BYTES, "little"))
-    os.close(give)
-    children: list[int] = []
-    for _ in range(min(processes, len(jobs))):
+
+    def __init__(self, processes: int) -> None:
+        self._processes = processes
+        self._running: set[int] = set()
+        self.started = 0
+        self.failed = 0
+        """Jobs begun, and those of them that ended with an error, which their process has shown."""
+
+    def start(self, job: Job) -> None:
+        """Begin a job, when a process is free."""
+        if len(self._running) >= self._processes:
+            self._await_one()
+        self.started += 1
         child = os.fork()
         if not child:
-            os._exit(_work(jobs, take))
-        children.append(child)
-    os.close(take)
-    return [os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children]
+            os._exit(_exit_code(job))
+        self._running.add(child)
+
+    def finish(self) -> None:
+        """Wait until all jobs are done."""
+        while self._running:
+            self._await_one()
+
+    def _await_one(self) -> None:
+        child, status = os.wait()
+        self._running.remove(child)
+        self.failed += os.waitstatus_to_exitcode(status) != 0
 
 
-def _work(jobs: Sequence[Job], take: int) -> int:
-    """Do what is left of the jobs; the exit code. A kernel that does not compile is the engine's to report."""
-    failed = 0
-    while number := os.read(take, NUMBER_BYTES):
-        try:
-            jobs[int.from_bytes(number, "little")]()
-        except Exception:
-            traceback.print_exc()
-            failed = 1
-    return failed
+def _exit_code(job: Job) -> int:
+    """Do a job. A kernel that does not compile is the engine's to report."""
+    try:
+        job()
+    except Exception:
+        traceback.print_exc()
+        return 1
+    return 0

@@ -1,14 +1,14 @@
 """Which kernels will a model launch, and can they be compiled before it does? `python -m tokamak.runner.compile_ahead`.
 
 Reads an Order from standard input. The model is built without numbers, on PyTorch's `meta` device, and run at sizes
-that stand for all it will run; launches are noted instead of made. Then one process per core compiles what was noted
+that stand for all it will run; launches are noted instead of made. Meanwhile a process per core compiles what was noted
 into Triton's cache on disk, where the engine finds it. No process here uses the GPU.
 """
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
@@ -30,7 +30,7 @@ from tokamak.layers.attention.prepare import AttnBuilder
 from tokamak.layers.build import Build
 from tokamak.layers.model import Model
 from tokamak.ops.sample import TABLE_COLUMNS, argmax_rows, draw_rows, token_weights
-from tokamak.ops.triton_launches import Job, compile_all, noted_launches, target_of
+from tokamak.ops.triton_launches import Compilers, Job, noted_launches, target_of
 from tokamak.runner.ahead import Order, finished
 from tokamak.runner.assemble import Planned, make_build, plan_rank
 from tokamak.runner.dummy import dummy_plan
@@ -52,13 +52,15 @@ DECODE_SIZES = (1, 2, 4, 8, 16, 32)
 
 
 @torch.inference_mode()
-def kernels_of(config: EngineConfig, multiprocessors: int) -> list[Job]:
-    """Jobs that compile what the engine of this config launches, in about the order it does.
+def note_kernels(
+    config: EngineConfig, multiprocessors: int, start: Callable[[Job], object]
+) -> None:
+    """Start jobs that compile what the engine of this config launches, in about the order it does.
 
     Triton's driver stays the one that has no device.
     """
     target = target_of(device_facts(config.model.device))
-    with noted_launches(target, multiprocessors) as jobs, _regions_in_place():
+    with noted_launches(target, multiprocessors, start), _regions_in_place():
         planned = plan_rank(config, replace(make_build(config), device=META))
         model, build = planned.model, planned.build
         load_nothing(model, META, planned.checkpoint.scheme)
@@ -69,7 +71,6 @@ def kernels_of(config: EngineConfig, multiprocessors: int) -> list[Job]:
             _, peaks = choose(scores)
             weigh(scores, peaks, peaks)
         _draw_once(config, build)
-    return jobs
 
 
 def _draw_once(config: EngineConfig, build: Build) -> None:
@@ -173,10 +174,12 @@ def main() -> int:
     """Read an order, compile, and leave a mark that it was done; the exit code."""
     order = msgspec.msgpack.decode(sys.stdin.buffer.read(), type=Order)
     facts = device_facts(order.config.model.device)
-    jobs = kernels_of(order.config, order.multiprocessors)
-    if any(compile_all(jobs, facts.cores)):
+    compilers = Compilers(facts.cores)
+    note_kernels(order.config, order.multiprocessors, compilers.start)
+    compilers.finish()
+    if compilers.failed:
         return 1
-    finished(order.config, len(jobs))
+    finished(order.config, compilers.started)
     return 0
 
 
