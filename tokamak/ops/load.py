@@ -75,6 +75,8 @@ BACKEND_MODULES = {
         "tokamak.ops.quant_linear.triton",
         "tokamak.ops.quantize.triton",
         "tokamak.ops.quantize.triton_rows",
+        "tokamak.ops.residual_mix.triton",
+        "tokamak.ops.residual_mix.triton_coefficients",
         "tokamak.ops.rope.triton",
         "tokamak.ops.rotate_cache_attend.triton_sm90",
         "tokamak.ops.rotate_cache_attend.triton",

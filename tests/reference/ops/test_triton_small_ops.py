@@ -38,6 +38,16 @@ CASES = {
         "moe_route_rooted": "tokamak.ops.moe_route.rooted_cases:moe_route_rooted_cases",
         "moe_weigh_rooted": "tokamak.ops.moe_route.rooted_cases:moe_weigh_rooted_cases",
     },
+    "residual_mix": {
+        name: f"tokamak.ops.residual_mix.cases:{name}_cases"
+        for name in (
+            "mix_coefficients",
+            "head_coefficients",
+            "collapse_streams",
+            "collapse_norm",
+            "expand_streams",
+        )
+    },
     "embedding": {"embed": "tokamak.ops.embedding.cases:embed_cases"},
     "rope": {"rotate_and_cache": "tokamak.ops.rope.cases:rotate_and_cache_cases"},
 }
