@@ -63,6 +63,7 @@ BACKEND_MODULES = {
         "tokamak.ops.activation.triton_sm90",
         "tokamak.ops.activation.triton",
         "tokamak.ops.embedding.triton",
+        "tokamak.ops.engram.triton",
         "tokamak.ops.linear.triton_sm90",
         "tokamak.ops.linear.triton",
         "tokamak.ops.moe_experts.triton",

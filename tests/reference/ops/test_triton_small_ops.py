@@ -48,6 +48,10 @@ CASES = {
             "expand_streams",
         )
     },
+    "engram": {
+        name: f"tokamak.ops.engram.cases:{name}_cases"
+        for name in ("engram_rows", "engram_values", "engram_gate")
+    },
     "embedding": {"embed": "tokamak.ops.embedding.cases:embed_cases"},
     "rope": {"rotate_and_cache": "tokamak.ops.rope.cases:rotate_and_cache_cases"},
 }

@@ -9,7 +9,14 @@ from torch import Tensor
 
 from tokamak.ops.case import Case, seeded, tolerance_of
 
-SIZES = ((1, 4, 64, 1.0), (5, 4, 96, 1.0), (33, 4, 33, 1.0), (3, 2, 64, 1e-3), (2, 3, 40, 1.0), (0, 4, 32, 1.0))
+SIZES = (
+    (1, 4, 64, 1.0),
+    (5, 4, 96, 1.0),
+    (33, 4, 33, 1.0),
+    (3, 2, 64, 1e-3),
+    (2, 3, 40, 1.0),
+    (0, 4, 32, 1.0),
+)
 """Rows, streams, width, size of the numbers."""
 
 

@@ -1,4 +1,4 @@
-# pyright: reportArgumentType=false, reportCallIssue=false
+# pyright: reportArgumentType=false, reportCallIssue=false, reportGeneralTypeIssues=false
 """The uses of mixed streams in Triton: read them as one row, normed or not, and write behind a layer; one pass each."""
 
 from __future__ import annotations

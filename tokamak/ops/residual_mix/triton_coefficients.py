@@ -174,9 +174,7 @@ def triton_mix_coefficients(
     streams = streams.contiguous()
     rows, count, width = streams.shape
     if count & (count - 1):
-        return mix_coefficients.reference(
-            streams, fn, base, scale, norm_eps, mix_eps, iterations
-        )
+        return mix_coefficients.reference(streams, fn, base, scale, norm_eps, mix_eps, iterations)
     numbers = {"dtype": torch.float32, "device": streams.device}
     read, write = (torch.empty((rows, count), **numbers) for _ in range(2))
     mix = torch.empty((rows, count, count), **numbers)
