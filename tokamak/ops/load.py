@@ -67,6 +67,7 @@ BACKEND_MODULES = {
         "tokamak.ops.linear.triton_sm90",
         "tokamak.ops.linear.triton",
         "tokamak.ops.moe_experts.triton",
+        "tokamak.ops.moe_experts.triton_limited",
         "tokamak.ops.moe_route.triton",
         "tokamak.ops.moe_route.triton_rooted",
         "tokamak.ops.norm.triton_sm90",
