@@ -61,7 +61,7 @@ def mend_interpreter() -> None:
 
     def rounded(numbers, kind, new_kind, rounding_mode):
         (kept, dtype), (new_kept, new_dtype) = kinds[kind], kinds[new_kind]
-        found = torch.from_numpy(np.array(numbers, dtype=kept)).view(dtype).to(new_dtype)
+        found = torch.from_numpy(np.array(numbers, dtype=kept, order="C")).view(dtype).to(new_dtype)
         return found.view(torch.uint8).numpy().view(new_kept).reshape(np.shape(numbers))
 
     def patched(tensor, scope):

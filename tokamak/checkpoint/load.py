@@ -173,7 +173,7 @@ def _quantised(weight: DenseWeight, name: str, scheme: Scheme) -> Weight:
         return weight
     if scheme.packed and EXPERTS in name:
         return mxfp4_weight(weight.values)
-    block = scheme.block or (1, weight.shape[1])
+    block = scheme.block_of(name, weight.shape)
     return fp8_weight(weight.values, block, powers_of_two=scheme.powers)
 
 

@@ -31,6 +31,8 @@ PLAIN_MODULES = ("embed_tokens", "lm_head", "gate", "embed", "head")
 """Embeddings, heads and routers, which nobody stores in 8 bits."""
 PACKED_BYTES = "I8"
 """What safetensors files call bytes that hold two 4-bit numbers."""
+TABLES = ("engram.embed",)
+"""Tables of n-grams, which are in 8 bits with powers of two for 32 columns of a row, whatever blocks matrices have."""
 GROUP = 32
 """Columns of a row that share a power of two, in the microscaling formats."""
 
@@ -58,12 +60,22 @@ class Scheme:
     def covers(self, name: str, shape: tuple[int, ...]) -> bool:
         """Whether a checkpoint made so has this tensor in 8 bits: a linear layer's matrix that is not left out."""
         module = name.removesuffix(WEIGHT)
+        plain = module.rsplit(".", 1)[-1] in PLAIN_MODULES and not self._is_table(module)
         return (
             name.endswith(WEIGHT)
             and len(shape) == 2
-            and module.rsplit(".", 1)[-1] not in PLAIN_MODULES
+            and not plain
             and not any(_names(left, module) for left in self.left_out)
         )
+
+    def block_of(self, name: str, shape: tuple[int, ...]) -> tuple[int, int]:
+        """Rows and columns that share a scale in a tensor that is covered."""
+        if self._is_table(name.removesuffix(WEIGHT)):
+            return 1, GROUP
+        return self.block or (1, shape[1])
+
+    def _is_table(self, module: str) -> bool:
+        return self.powers and module.endswith(TABLES)
 
 
 def _names(left: str, module: str) -> bool:

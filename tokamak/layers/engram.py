@@ -13,6 +13,7 @@ from tokamak.graphs.region import eager_region
 from tokamak.layers.build import Build
 from tokamak.layers.linear import Linear
 from tokamak.layers.plain import Plain, around_one
+from tokamak.layers.table import Table
 from tokamak.ops.engram import engram_gate, engram_rows
 
 SEED_STEP = 10007
@@ -44,12 +45,7 @@ class Engram:
     ) -> None:
         columns = sum(map(len, primes))
         rows = sum(map(sum, primes))
-        self.table = Plain(
-            build,
-            (rows, head_dim),
-            dtype=build.dtype,
-            draw=lambda shape, generator: torch.randn(shape, generator=generator),
-        )
+        self.table = Table(build, rows, head_dim)
         self.key_value = Linear(build, columns * head_dim, ((streams + 1) * width,))
         self.q_weight = Plain(build, (streams, width), draw=around_one)
         self.k_weight = Plain(build, (streams, width), draw=around_one)
@@ -72,12 +68,12 @@ class Engram:
             (streams.shape[0], self._columns), dtype=torch.int64, device=streams.device
         )
         engram_rows_region(rows, self._number)
-        found = self.table.values.index_select(0, rows.view(-1)).view(streams.shape[0], -1)
+        found = self.table(rows.view(-1)).view(streams.shape[0], -1)
         keys, values = self.key_value(found).split(
             [self._streams * self._width, self._width], dim=-1
         )
         weight = self.q_weight.values * self.k_weight.values
-        return self._gate(streams, keys.contiguous(), values, weight, self._eps)
+        return self._gate(streams, keys, values, weight, self._eps)
 
     def find(self, out: Tensor, context: StepContext) -> None:
         """The body of the region; rows of padding ask for row 0."""

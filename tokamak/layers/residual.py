@@ -7,8 +7,11 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from tokamak.layers.build import Build
+from tokamak.layers.norm import RMSNorm
 from tokamak.layers.plain import Plain, around_one, fan_in
+from tokamak.ops.norm import rms_norm
 from tokamak.ops.residual_mix import (
+    collapse_norm,
     collapse_streams,
     expand_streams,
     head_coefficients,
@@ -70,14 +73,21 @@ class MixSite:
 
 
 class StreamReader:
-    """The weighted sum of the streams, [tokens, width]."""
+    """The weighted sum of the streams, [tokens, width], as it is or normed."""
 
     def __init__(self, build: Build) -> None:
         self._collapse = build.bind(collapse_streams)
+        self._collapse_norm = build.bind_joined(collapse_norm, (collapse_streams, rms_norm))
 
     def __call__(self, streams: Tensor, read: Tensor) -> Tensor:
         """streams: [tokens, streams, width]; read: [tokens, streams] float32."""
         return self._collapse(streams, read)
+
+    def normed(self, streams: Tensor, read: Tensor, norm: RMSNorm) -> Tensor:
+        """The same through a norm, in one kernel where there is one."""
+        if self._collapse_norm is None:
+            return norm(self(streams, read))
+        return self._collapse_norm(streams, read, norm.weight.values, norm.eps)
 
 
 class HeadMix:

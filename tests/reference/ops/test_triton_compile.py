@@ -21,8 +21,8 @@ pytestmark = [
 TARGETS = {"nvidia": ("cuda", 90, 32), "amd": ("hip", "gfx942", 64)}
 CODE = {"nvidia": "ptx", "amd": "amdgcn"}
 NAMES = (
-    "add_residual", "add_rms_norm", "argmax_rows", "embed", "fake_fp8", "fake_mxfp4", "fake_nvfp4", "fill_indptrs", "fill_step", "fill_unit_tiles",
-    "rms_norm", "rotate_and_cache", "silu_mul", "token_weights",
+    "add_residual", "add_rms_norm", "argmax_rows", "collapse_norm", "collapse_streams", "embed", "engram_gate", "engram_rows", "engram_values", "expand_streams", "fake_fp8", "fake_mxfp4", "fake_nvfp4", "fill_indptrs", "fill_step", "fill_unit_tiles",
+    "head_coefficients", "mix_coefficients", "moe_route_rooted", "moe_weigh_rooted", "rms_norm", "rotate_and_cache", "silu_mul", "token_weights",
 )  # fmt: skip
 
 NVIDIA_NAMES = ("quantize_rows", "scaled_experts", "scaled_linear")
@@ -114,6 +114,14 @@ SIZES = {
     ],
     "rotate_and_cache": [a_rotation(tokens) for tokens in (1, 2, 16, 33)],
     **{name: [(bfloats(rows, 512),) for rows in (1, 2, 16, 33)] for name in ("fake_fp8", "fake_mxfp4", "fake_nvfp4")},
+    "collapse_norm": [
+        (bfloats(rows, 4, 5120), torch.ones((rows, 4)), bfloats(5120), 1e-20)
+        for rows in (1, 2, 16, 33)
+    ],
+    "expand_streams": [
+        (bfloats(rows, 5120), bfloats(rows, 4, 5120), torch.ones((rows, 4)), torch.ones((rows, 4, 4)))
+        for rows in (1, 2, 16, 33)
+    ],
     "fill_indptrs": [
         (torch.zeros(rows, dtype=torch.int32), 16, torch.zeros(99, dtype=torch.int32)[: rows + 1])
         for rows in (1, 2, 16, 33)
@@ -143,6 +151,17 @@ def test_rows_of_real_widths_move_in_pieces_of_sixteen_bytes(compile_for, op_nam
     assert "st.global.v4" in code
     assert "ld.global.b16" not in code
     assert "st.global.b16" not in code
+
+
+def test_coefficients_of_streams_know_few_rows_and_many(compile_for):
+    sites = [
+        (bfloats(rows, 4, 5120), torch.ones((24, 20480)), torch.ones(24), torch.ones(3), 1e-20, 1e-6, 20)
+        for rows in (1, 2, 16, 17, 64, 300)
+    ]  # fmt: skip
+
+    kernels = compile_for("nvidia", "mix_coefficients", sites)
+
+    assert len(kernels) == 3, sorted(kernels)
 
 
 @pytest.mark.parametrize("vendor", TARGETS)

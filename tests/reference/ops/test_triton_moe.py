@@ -34,7 +34,7 @@ def test_interpreted_kernels_route_rows_and_send_them_through_their_experts():
     }
 
     done = subprocess.run(
-        [*command, "tests/gpu/test_moe.py"],
+        [*command, "tests/gpu/test_moe.py", "tests/gpu/test_moe_limited.py"],
         cwd=ROOT,
         env=environment,
         capture_output=True,
@@ -93,3 +93,49 @@ def test_routing_compiles_once_for_all_rows(compile_for, vendor):  # noqa: F811
 
     (kernel,) = kernels.values()
     assert kernel.asm[CODE[vendor]]
+
+
+def a_limited_step(op_name, rows):
+    """Rows and experts of DeepSeek V4.1 Flash in bfloat16, without memory."""
+    width, inner, experts, chosen = 5120, 2304, 384, 6
+
+    def numbers(dtype, *shape):
+        return torch.empty(shape, dtype=dtype, device="meta")
+
+    routed = (
+        numbers(torch.bfloat16, rows, width),
+        numbers(torch.int32, rows, chosen),
+        numbers(torch.float32, rows, chosen),
+    )
+    if op_name == "moe_experts_limited":
+        plain = torch.bfloat16
+        matrices = (
+            numbers(plain, experts, 2 * inner, width),
+            numbers(plain, experts, width, inner),
+        )
+        return *routed, *matrices, 10.0
+    matrices = (
+        numbers(torch.uint8, experts, 2 * inner, width // 2),
+        numbers(torch.float8_e8m0fnu, experts, 2 * inner, width // 32),
+        numbers(torch.uint8, experts, width, inner // 2),
+        numbers(torch.float8_e8m0fnu, experts, width, inner // 32),
+    )
+    return *routed, *matrices, 32, 10.0
+
+
+@pytest.mark.parametrize(
+    ("vendor", "op_name"),
+    [
+        ("nvidia", "moe_experts_limited"),
+        ("nvidia", "packed_experts_limited"),
+        ("amd", "packed_experts_limited"),
+    ],
+)
+def test_experts_with_limits_compile_and_fit_the_device(compile_for, monkeypatch, vendor, op_name):  # noqa: F811
+    monkeypatch.setattr(torch.version, "hip", "7.0" if vendor == "amd" else None)
+
+    steps = [a_limited_step(op_name, rows) for rows in (1, 128)]
+    kernels = compile_for(vendor, op_name, steps)
+
+    assert all(kernel.asm[CODE[vendor]] for kernel in kernels.values())
+    assert max(kernel.metadata.shared for kernel in kernels.values()) <= LOCAL_MEMORY[vendor]

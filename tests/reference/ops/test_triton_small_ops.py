@@ -31,9 +31,28 @@ CASES = {
         "fake_fp8": "tokamak.ops.quantize.cases:fake_fp8_cases",
         "fake_mxfp4": "tokamak.ops.quantize.cases:fake_mxfp4_cases",
         "fake_nvfp4": "tokamak.ops.quantize.cases:fake_nvfp4_cases",
+        "quantize_rows": "tokamak.ops.quantize.rows_cases:quantize_rows_cases",
     },
     "activation": {"silu_mul": "tokamak.ops.activation.cases:silu_mul_cases"},
     "quant_linear": {"scaled_linear": "tokamak.ops.quant_linear.cases:scaled_linear_cases"},
+    "moe_route": {
+        "moe_route_rooted": "tokamak.ops.moe_route.rooted_cases:moe_route_rooted_cases",
+        "moe_weigh_rooted": "tokamak.ops.moe_route.rooted_cases:moe_weigh_rooted_cases",
+    },
+    "residual_mix": {
+        name: f"tokamak.ops.residual_mix.cases:{name}_cases"
+        for name in (
+            "mix_coefficients",
+            "head_coefficients",
+            "collapse_streams",
+            "collapse_norm",
+            "expand_streams",
+        )
+    },
+    "engram": {
+        name: f"tokamak.ops.engram.cases:{name}_cases"
+        for name in ("engram_rows", "engram_values", "engram_gate")
+    },
     "embedding": {"embed": "tokamak.ops.embedding.cases:embed_cases"},
     "rope": {"rotate_and_cache": "tokamak.ops.rope.cases:rotate_and_cache_cases"},
 }

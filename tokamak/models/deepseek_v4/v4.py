@@ -110,10 +110,10 @@ class V4Layer:
     def __call__(self, streams: Tensor, step: StepInputs) -> Tensor:
         """streams: [tokens, streams, width]; returns the same for the layer behind."""
         at = self.attention_site(streams)
-        x = self.attention_norm(self._reader(streams, at.read))
+        x = self._reader.normed(streams, at.read, self.attention_norm)
         streams = self.attention_site.expand(self._attend(x, step), streams, at)
         at = self.mlp_site(streams)
-        y = self.experts(self.mlp_norm(self._reader(streams, at.read)), step.token_ids)
+        y = self.experts(self._reader.normed(streams, at.read, self.mlp_norm), step.token_ids)
         return self.mlp_site.expand(y, streams, at)
 
     def _attend(self, x: Tensor, step: StepInputs) -> Tensor:

@@ -120,7 +120,7 @@ class V41Layer:
         if self.engram is not None:
             streams = self.engram(streams)
         at = self.attention_site(streams)
-        x = self.attention_norm(self._reader(streams, read))
+        x = self._reader.normed(streams, read, self.attention_norm)
         latent_q = self.attention.latent_queries(x)
         self.attention.cache_row(x, step)
         if self.source is not None:
@@ -131,7 +131,7 @@ class V41Layer:
         y = self.attention(latent_q, step, entries)
         streams = self.attention_site.expand(y, streams, at)
         behind = self.mlp_site(streams)
-        y = self.experts(self.mlp_norm(self._reader(streams, at.read)), step.token_ids)
+        y = self.experts(self._reader.normed(streams, at.read, self.mlp_norm), step.token_ids)
         return self.mlp_site.expand(y, streams, behind), behind.read, picked
 
     def regions(self) -> list[str]:

@@ -8,6 +8,7 @@ import torch
 
 from tokamak.ops.case import Case, seeded, tolerance_of
 from tokamak.ops.paged_cases import STEPS, Requests
+from tokamak.ops.quantize.blocks import encode_fp8
 
 MULTIPLIERS = (76632096046245, 4839876093313, 35959672319349, 73987337458391)
 PRIMES = ((997, 1009), (1013, 1019), (1021, 1031))
@@ -35,6 +36,23 @@ def _gate(name: str, rows: int, width: int, size: float, dtype: torch.dtype) -> 
     return streams, keys, values, 1 + 0.1 * torch.randn((4, width), generator=generator), 1e-20
 
 
+def _values(name: str, rows: int, sizes: tuple[int, int], power_of_two: bool) -> tuple[object, ...]:
+    generator = seeded(name)
+    columns, group = sizes
+    sizes_of_rows = torch.randint(-9, 9, (50, 1), generator=generator).float().exp2()
+    table = torch.randn((50, columns), generator=generator) * sizes_of_rows
+    codes, scales = encode_fp8(table, group)
+    if not power_of_two:
+        scales = torch.rand(scales.shape, generator=generator)
+    return codes, scales, torch.randint(0, 50, (rows,), generator=generator), torch.bfloat16
+
+
+engram_values_cases = [
+    Case(name, partial(_values, name, rows, sizes, power_of_two), 0.0)
+    for power_of_two in (True, False)
+    for rows, sizes in ((0, (64, 32)), (1, (256, 32)), (7, (96, 32)), (3, (48, 48)))
+    for name in [f"{rows} of {sizes[0]} by {sizes[1]}{' of powers of two' if power_of_two else ''}"]
+]
 engram_rows_cases = [
     Case(name, partial(_rows, name, step), 0.0, changed=(9,)) for name, step in STEPS.items()
 ]

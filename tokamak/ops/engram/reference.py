@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from tokamak.core.minifloat import UE8M0, factors_of
 from tokamak.ops.paged_rows import requests_of_rows
 from tokamak.ops.registry import op
 from tokamak.ops.whole_rows import whole_rows
@@ -50,13 +51,28 @@ def engram_rows(
 
 
 @op
+def engram_values(codes: Tensor, scales: Tensor, rows: Tensor, dtype: torch.dtype) -> Tensor:
+    """Rows of a table in 8 bits, as numbers: code * scale, rounded once.
+
+    codes: float8_e4m3fn [table rows, columns]. scales: float8_e8m0fnu or float32 [table rows, groups], each of
+    columns / groups neighbours. rows: int64 [n]. Returns [n, columns] in `dtype`.
+    """
+    # Bytes are taken before they are widened: the table has more of them than memory has room for numbers.
+    found = codes.view(torch.uint8).index_select(0, rows).view(codes.dtype)
+    kept = scales.view(torch.uint8) if scales.dtype == UE8M0 else scales
+    factors = factors_of(kept.index_select(0, rows).view(scales.dtype))
+    numbers = found.view(*factors.shape, codes.shape[1] // scales.shape[1])
+    return (numbers.float() * factors.unsqueeze(-1)).flatten(1).to(dtype)
+
+
+@op
 def engram_gate(
     streams: Tensor, keys: Tensor, values: Tensor, weight: Tensor, eps: float
 ) -> Tensor:
     """Add what was looked up to every stream, each by its own gate.
 
     A gate is the sigmoid of the signed square root of the normed dot product of a stream with its key.
-    streams: [rows, S, width]. keys: [rows, S * width]. values: [rows, width]. weight: [S, width] float32, of the
+    streams: [rows, S, width]. keys: [rows, S * width], which may have gaps between rows. values: [rows, width]. weight: [S, width] float32, of the
     products. eps: of both norms. Returns a new tensor like streams, computed in float32.
     """
     wide = streams.float()

@@ -40,7 +40,8 @@ SIZES = (
 )
 
 
-def _numbers(name: str, sizes: Sizes, dtype: torch.dtype) -> list[Tensor]:
+def expert_numbers(name: str, sizes: Sizes, dtype: torch.dtype) -> list[Tensor]:
+    """Rows, ids, weights, and both matrices of all experts, in a dtype."""
     generator = seeded(name)
     x = torch.randn((sizes.rows, sizes.width), generator=generator)
     gate_up = torch.randn((sizes.experts, 2 * sizes.inner, sizes.width), generator=generator)
@@ -57,11 +58,11 @@ def _numbers(name: str, sizes: Sizes, dtype: torch.dtype) -> list[Tensor]:
 
 
 def _make(name: str, sizes: Sizes, dtype: torch.dtype) -> tuple[object, ...]:
-    return tuple(_numbers(name, sizes, dtype))
+    return tuple(expert_numbers(name, sizes, dtype))
 
 
 def _one_expert_for_all(name: str) -> tuple[object, ...]:
-    x, ids, weights, gate_up, down = _numbers(name, Sizes(40, 8, 2, 64, 32), torch.float32)
+    x, ids, weights, gate_up, down = expert_numbers(name, Sizes(40, 8, 2, 64, 32), torch.float32)
     ids[:, 0], ids[:, 1] = 5, 2
     return x, ids, weights, gate_up, down
 
@@ -97,7 +98,7 @@ SCALED_TOLERANCE = 2.0**-4
 def _make_scaled(
     name: str, sizes: Sizes, block: tuple[int, int], dtype: torch.dtype
 ) -> tuple[object, ...]:
-    x, ids, weights, gate_up, down = _numbers(name, sizes, dtype)
+    x, ids, weights, gate_up, down = expert_numbers(name, sizes, dtype)
     blocks = ScaleBlocks(*block, block[0] == 32)
     generator = seeded(f"{name} scales")
     up_codes, up_scales = scaled_numbers(tuple(gate_up.shape), blocks, generator)

@@ -21,7 +21,7 @@ def triton_moe_experts(
     x: Tensor, ids: Tensor, weights: Tensor, gate_up: Tensor, down: Tensor
 ) -> Tensor:
     """Send each row through its experts and add what they say by weight."""
-    return _experts(x, ids, weights, ExpertMatrix(gate_up), ExpertMatrix(down))
+    return run_experts(x, ids, weights, ExpertMatrix(gate_up), ExpertMatrix(down))
 
 
 @scaled_experts.backend("triton", fits=fits_e4m3)
@@ -37,13 +37,20 @@ def triton_scaled_experts(
 ) -> Tensor:
     """Send each row, rounded to 8 bits, through its experts and add what they say by weight."""
     up = ExpertMatrix(gate_up, gate_up_scales, blocks)
-    return _experts(x, ids, weights, up, ExpertMatrix(down, down_scales, blocks))
+    return run_experts(x, ids, weights, up, ExpertMatrix(down, down_scales, blocks))
 
 
-def _experts(
-    x: Tensor, ids: Tensor, weights: Tensor, gate_up: ExpertMatrix, down: ExpertMatrix
+def run_experts(
+    x: Tensor,
+    ids: Tensor,
+    weights: Tensor,
+    gate_up: ExpertMatrix,
+    down: ExpertMatrix,
+    limit: float = 0.0,
 ) -> Tensor:
+    """The weighted sum over experts in the form that suits its size; arguments as of the ops. limit: 0 for none."""
     if not ids.numel():
         return torch.empty_like(x)
     run = experts_of_few if ids.numel() <= FEW_PAIRS else grouped_experts
-    return run(rows_of(x), ids.contiguous(), weights.contiguous(), gate_up, down)
+    ids, weights = ids.contiguous(), weights.contiguous()
+    return run(rows_of(x), ids, weights, gate_up, down, limit=limit)

@@ -15,6 +15,7 @@ import triton.language as tl
 from torch import Tensor
 
 from tokamak.ops.moe_experts.matrix import ExpertMatrix, as_multiplied
+from tokamak.ops.moe_experts.triton_weights import gated, load_packed
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +67,7 @@ def _few_gate_up_kernel(
     x_ptr,
     x_scales_ptr,
     ids_ptr,
+    weights_ptr,
     gate_up_ptr,
     scales_ptr,
     hidden_ptr,
@@ -75,7 +77,9 @@ def _few_gate_up_kernel(
     INNER: tl.constexpr,
     FEATURES: tl.constexpr,
     INPUTS: tl.constexpr,
+    LIMIT: tl.constexpr,
     SCALED: tl.constexpr,
+    PACKED: tl.constexpr,
     BLOCK_ROWS: tl.constexpr,
     BLOCK_COLUMNS: tl.constexpr,
     GROUP: tl.constexpr,
@@ -86,7 +90,8 @@ def _few_gate_up_kernel(
     features = tl.program_id(0) * FEATURES + tl.arange(0, FEATURES)
     kept = features < INNER
     read = tl.minimum(features, INNER - 1)
-    gate_ptr = gate_up_ptr + expert * (2 * INNER * WIDTH)
+    BYTE_COLUMNS: tl.constexpr = 2 if PACKED else 1
+    gate_ptr = gate_up_ptr + expert * (2 * INNER * WIDTH // BYTE_COLUMNS)
     expert_scales_ptr = scales_ptr + expert * EXPERT_SCALES
     row_scales_ptr = x_scales_ptr + pair // CHOSEN * ((WIDTH + GROUP - 1) // GROUP)
     row_ptr = x_ptr + pair // CHOSEN * stride_x_row
@@ -97,8 +102,12 @@ def _few_gate_up_kernel(
         at = features[:, None] * WIDTH + inputs[None, :]
         inside = kept[:, None] & (inputs < WIDTH)[None, :]
         x = tl.load(row_ptr + inputs, mask=inputs < WIDTH, other=0.0).to(tl.float32)
-        gate = tl.load(gate_ptr + at, mask=inside, other=0.0)
-        up = tl.load(gate_ptr + INNER * WIDTH + at, mask=inside, other=0.0)
+        if PACKED:
+            gate = load_packed(gate_ptr, expert_scales_ptr, read, start, WIDTH, INPUTS)
+            up = load_packed(gate_ptr, expert_scales_ptr, INNER + read, start, WIDTH, INPUTS)
+        else:
+            gate = tl.load(gate_ptr + at, mask=inside, other=0.0)
+            up = tl.load(gate_ptr + INNER * WIDTH + at, mask=inside, other=0.0)
         gates += _products(
             gate, x, row_scales_ptr, expert_scales_ptr, read, start, WIDTH, FEATURES, INPUTS,
             SCALED, BLOCK_ROWS, BLOCK_COLUMNS, GROUP,
@@ -108,7 +117,9 @@ def _few_gate_up_kernel(
             SCALED, BLOCK_ROWS, BLOCK_COLUMNS, GROUP,
         )  # fmt: skip
     gate, up = tl.sum(gates, axis=1), tl.sum(ups, axis=1)
-    hidden = gate / (1.0 + tl.exp(-gate)) * up
+    hidden = gated(gate, up, LIMIT)
+    if LIMIT > 0.0:
+        hidden *= tl.load(weights_ptr + pair)
     tl.store(hidden_ptr + pair * INNER + features, hidden, mask=kept)
 
 
@@ -126,7 +137,9 @@ def _few_down_kernel(
     INNER: tl.constexpr,
     FEATURES: tl.constexpr,
     INPUTS: tl.constexpr,
+    LIMIT: tl.constexpr,
     SCALED: tl.constexpr,
+    PACKED: tl.constexpr,
     BLOCK_ROWS: tl.constexpr,
     BLOCK_COLUMNS: tl.constexpr,
     GROUP: tl.constexpr,
@@ -141,12 +154,18 @@ def _few_down_kernel(
     for slot in tl.static_range(CHOSEN):
         pair = row * CHOSEN + slot
         expert = tl.load(ids_ptr + pair).to(tl.int64)
-        share = tl.load(weights_ptr + pair)
+        share = tl.load(weights_ptr + pair) if LIMIT == 0.0 else 1.0
         for start in tl.static_range(0, INNER, INPUTS):
             inputs = start + tl.arange(0, INPUTS)
             at = features[:, None] * INNER + inputs[None, :]
             inside = kept[:, None] & (inputs < INNER)[None, :]
-            weight = tl.load(down_ptr + expert * (WIDTH * INNER) + at, mask=inside, other=0.0)
+            if PACKED:
+                weight = load_packed(
+                    down_ptr + expert * (WIDTH * INNER // 2), scales_ptr + expert * EXPERT_SCALES,
+                    read, start, INNER, INPUTS,
+                )  # fmt: skip
+            else:
+                weight = tl.load(down_ptr + expert * (WIDTH * INNER) + at, mask=inside, other=0.0)
             hidden_ptrs = hidden_ptr + pair * INNER + inputs
             hidden = tl.load(hidden_ptrs, mask=inputs < INNER, other=0.0).to(tl.float32)
             total += _products(
@@ -166,24 +185,36 @@ def experts_of_few(
     gate_up: ExpertMatrix,
     down: ExpertMatrix,
     tiles: FewTiles = DEFAULT_TILES,
+    *,
+    limit: float = 0.0,
 ) -> Tensor:
-    """The weighted sum over experts; arguments are those of the ops, with at least one row."""
-    hidden = pass_few_gate_up(x, ids, gate_up, tiles)
-    return pass_few_down(hidden, ids, weights, down, tiles, x.dtype)
+    """The weighted sum over experts; arguments are those of the ops, with at least one row. limit: 0 for none."""
+    hidden = pass_few_gate_up(x, ids, gate_up, tiles, weights, limit)
+    return pass_few_down(hidden, ids, weights, down, tiles, x.dtype, limit)
 
 
-def pass_few_gate_up(x: Tensor, ids: Tensor, gate_up: ExpertMatrix, tiles: FewTiles) -> Tensor:
-    """silu(gate(x)) * up(x) of every pair, [pairs, inner] in float32, or in the dtype of x if it is to be rounded."""
+def pass_few_gate_up(
+    x: Tensor,
+    ids: Tensor,
+    gate_up: ExpertMatrix,
+    tiles: FewTiles,
+    weights: Tensor | None = None,
+    limit: float = 0.0,
+) -> Tensor:
+    """silu(gate(x)) * up(x) of every pair, [pairs, inner] in float32, or in the dtype of x if it is to be rounded.
+
+    With a limit it is multiplied with the pair's weight.
+    """
     pairs, chosen = ids.numel(), ids.shape[1]
-    _, both, width = gate_up.values.shape
-    inner = both // 2
+    width, inner = gate_up.columns, gate_up.values.shape[1] // 2
     kind = torch.float32 if gate_up.scales is None else x.dtype
     hidden = torch.empty((pairs, inner), dtype=kind, device=x.device)
     rows, row_scales = as_multiplied(x, gate_up)
     _few_gate_up_kernel[(triton.cdiv(inner, tiles.gate_up_features), pairs)](
-        rows, row_scales, ids, gate_up.values, gate_up.pointer, hidden, rows.stride(0),
+        rows, row_scales, ids, rows if weights is None else weights, gate_up.values, gate_up.pointer,
+        hidden, rows.stride(0),
         CHOSEN=chosen, WIDTH=width, INNER=inner, FEATURES=tiles.gate_up_features,
-        INPUTS=_inputs(tiles.gate_up_inputs, gate_up), num_warps=tiles.gate_up_warps,
+        INPUTS=_inputs(tiles.gate_up_inputs, gate_up), LIMIT=limit, num_warps=tiles.gate_up_warps,
         **gate_up.constants(),
     )  # fmt: skip
     return hidden
@@ -196,21 +227,23 @@ def pass_few_down(
     down: ExpertMatrix,
     tiles: FewTiles,
     dtype: torch.dtype,
+    limit: float = 0.0,
 ) -> Tensor:
-    """down(hidden) by weight, added over each row's experts: [rows, width] in a dtype."""
+    """down(hidden), by weight unless it has one already, added over each row's experts: [rows, width] in a dtype."""
     rows, chosen = ids.shape
-    _, width, inner = down.values.shape
+    width, inner = down.values.shape[1], down.columns
     out = torch.empty((rows, width), dtype=dtype, device=hidden.device)
     mixed, mixed_scales = as_multiplied(hidden, down)
     _few_down_kernel[(triton.cdiv(width, tiles.down_features), rows)](
         mixed, mixed_scales, ids, weights, down.values, down.pointer, out,
         CHOSEN=chosen, WIDTH=width, INNER=inner, FEATURES=tiles.down_features,
-        INPUTS=_inputs(tiles.down_inputs, down), num_warps=tiles.down_warps, **down.constants(),
+        INPUTS=_inputs(tiles.down_inputs, down), LIMIT=limit, num_warps=tiles.down_warps,
+        **down.constants(),
     )  # fmt: skip
     return out
 
 
 def _inputs(most: int, matrix: ExpertMatrix) -> int:
     """Columns a program has on their way: whole groups, no more than there are."""
-    at_most = int(min(most, triton.next_power_of_2(matrix.values.shape[2])))
-    return at_most if matrix.scales is None else max(at_most, matrix.group)
+    at_most = int(min(most, triton.next_power_of_2(matrix.columns)))
+    return at_most if matrix.scales is None else max(at_most, 32 if matrix.packed else matrix.group)

@@ -16,6 +16,7 @@ import triton.language as tl
 from torch import Tensor
 
 from tokamak.ops.moe_experts.matrix import ExpertMatrix, as_multiplied
+from tokamak.ops.moe_experts.triton_weights import gated, load_packed
 
 FEW_GROUP_PAIRS, MANY_GROUP_PAIRS = 1024, 4096
 """Pairs a grouping program looks at a time: all of a decode step's, or a piece of a prefill's."""
@@ -161,6 +162,7 @@ def _multiply_scaled(x, weight, total, x_scale, weight_scale, TURNED: tl.constex
 def _grouped_gate_up_kernel(
     x_ptr,
     x_scales_ptr,
+    weights_ptr,
     gate_up_ptr,
     scales_ptr,
     hidden_ptr,
@@ -174,7 +176,9 @@ def _grouped_gate_up_kernel(
     FEATURES: tl.constexpr,
     INPUTS: tl.constexpr,
     TURNED: tl.constexpr,
+    LIMIT: tl.constexpr,
     SCALED: tl.constexpr,
+    PACKED: tl.constexpr,
     BLOCK_ROWS: tl.constexpr,
     BLOCK_COLUMNS: tl.constexpr,
     GROUP: tl.constexpr,
@@ -194,7 +198,9 @@ def _grouped_gate_up_kernel(
     read = tl.minimum(features, INNER - 1)
     inputs = tl.arange(0, INPUTS)
     x_ptrs = x_ptr + (pairs // CHOSEN).to(tl.int64)[:, None] * stride_x_row + inputs[None, :]
-    gate_ptrs = gate_up_ptr + expert * (2 * INNER * WIDTH) + read[:, None] * WIDTH + inputs[None, :]
+    BYTE_COLUMNS: tl.constexpr = 2 if PACKED else 1
+    gate_up_ptr += expert * (2 * INNER * WIDTH // BYTE_COLUMNS)
+    gate_ptrs = gate_up_ptr + read[:, None] * WIDTH + inputs[None, :]
     up_ptrs = gate_ptrs + INNER * WIDTH
     if TURNED:
         gate = tl.zeros([FEATURES, PAIRS], tl.float32)
@@ -207,11 +213,14 @@ def _grouped_gate_up_kernel(
     up_scale_ptrs = scales_ptr + (INNER + read) // BLOCK_ROWS * SCALE_COLUMNS
     x_scale_ptrs = x_scales_ptr + (pairs // CHOSEN).to(tl.int64) * GROUPS
     for start in range(0, WIDTH, INPUTS):
-        if WIDTH % INPUTS == 0:
-            x, g, u = tl.load(x_ptrs), tl.load(gate_ptrs), tl.load(up_ptrs)
+        inside = (start + inputs < WIDTH)[None, :]
+        x = tl.load(x_ptrs) if WIDTH % INPUTS == 0 else tl.load(x_ptrs, mask=inside, other=0.0)
+        if PACKED:
+            g = load_packed(gate_up_ptr, scales_ptr, read, start, WIDTH, INPUTS).to(x.dtype)
+            u = load_packed(gate_up_ptr, scales_ptr, INNER + read, start, WIDTH, INPUTS).to(x.dtype)
+        elif WIDTH % INPUTS == 0:
+            g, u = tl.load(gate_ptrs), tl.load(up_ptrs)
         else:
-            inside = (start + inputs < WIDTH)[None, :]
-            x = tl.load(x_ptrs, mask=inside, other=0.0)
             g = tl.load(gate_ptrs, mask=inside, other=0.0)
             u = tl.load(up_ptrs, mask=inside, other=0.0)
         if SCALED:
@@ -226,9 +235,11 @@ def _grouped_gate_up_kernel(
         x_ptrs += INPUTS
         gate_ptrs += INPUTS
         up_ptrs += INPUTS
-    hidden = gate / (1.0 + tl.exp(-gate)) * up
+    hidden = gated(gate, up, LIMIT)
     if TURNED:
         hidden = tl.trans(hidden)
+    if LIMIT > 0.0:
+        hidden *= tl.load(weights_ptr + pairs)[:, None]
     hidden_ptrs = hidden_ptr + places.to(tl.int64)[:, None] * INNER + features[None, :]
     tl.store(hidden_ptrs, hidden, mask=(places < last)[:, None] & (features < INNER)[None, :])
 
@@ -249,7 +260,9 @@ def _grouped_down_kernel(
     FEATURES: tl.constexpr,
     INPUTS: tl.constexpr,
     TURNED: tl.constexpr,
+    LIMIT: tl.constexpr,
     SCALED: tl.constexpr,
+    PACKED: tl.constexpr,
     BLOCK_ROWS: tl.constexpr,
     BLOCK_COLUMNS: tl.constexpr,
     GROUP: tl.constexpr,
@@ -265,24 +278,29 @@ def _grouped_down_kernel(
     places = first + tl.arange(0, PAIRS)
     known = tl.minimum(places, last - 1)
     pairs = tl.load(order_ptr + known)
-    shares = tl.load(weights_ptr + pairs)
     features = tl.program_id(0) * FEATURES + tl.arange(0, FEATURES)
     read = tl.minimum(features, WIDTH - 1)
     inputs = tl.arange(0, INPUTS)
     hidden_ptrs = hidden_ptr + known.to(tl.int64)[:, None] * INNER + inputs[None, :]
-    down_ptrs = down_ptr + expert * (WIDTH * INNER) + read[:, None] * INNER + inputs[None, :]
+    BYTE_COLUMNS: tl.constexpr = 2 if PACKED else 1
+    down_ptr += expert * (WIDTH * INNER // BYTE_COLUMNS)
+    down_ptrs = down_ptr + read[:, None] * INNER + inputs[None, :]
     if TURNED:
         mixed = tl.zeros([FEATURES, PAIRS], tl.float32)
     else:
         mixed = tl.zeros([PAIRS, FEATURES], tl.float32)
-    scale_ptrs = scales_ptr + expert * EXPERT_SCALES + read // BLOCK_ROWS * SCALE_COLUMNS
+    scales_ptr += expert * EXPERT_SCALES
+    scale_ptrs = scales_ptr + read // BLOCK_ROWS * SCALE_COLUMNS
     hidden_scale_ptrs = hidden_scales_ptr + known.to(tl.int64) * GROUPS
     for start in range(0, INNER, INPUTS):
-        if INNER % INPUTS == 0:
-            hidden, weight = tl.load(hidden_ptrs), tl.load(down_ptrs)
+        inside = (start + inputs < INNER)[None, :]
+        whole: tl.constexpr = INNER % INPUTS == 0
+        hidden = tl.load(hidden_ptrs) if whole else tl.load(hidden_ptrs, mask=inside, other=0.0)
+        if PACKED:
+            weight = load_packed(down_ptr, scales_ptr, read, start, INNER, INPUTS).to(hidden.dtype)
+        elif whole:
+            weight = tl.load(down_ptrs)
         else:
-            inside = (start + inputs < INNER)[None, :]
-            hidden = tl.load(hidden_ptrs, mask=inside, other=0.0)
             weight = tl.load(down_ptrs, mask=inside, other=0.0)
         if SCALED:
             hidden_scale = tl.load(hidden_scale_ptrs + start // GROUP)
@@ -296,7 +314,9 @@ def _grouped_down_kernel(
         mixed = tl.trans(mixed)
     parts_ptrs = parts_ptr + pairs.to(tl.int64)[:, None] * WIDTH + features[None, :]
     stored = (places < last)[:, None] & (features < WIDTH)[None, :]
-    tl.store(parts_ptrs, mixed * shares[:, None], mask=stored)
+    if LIMIT == 0.0:
+        mixed *= tl.load(weights_ptr + pairs)[:, None]
+    tl.store(parts_ptrs, mixed, mask=stored)
 
 
 @triton.jit
@@ -320,13 +340,19 @@ def grouped_experts(
     gate_up: ExpertMatrix,
     down: ExpertMatrix,
     tiles: GroupedTiles | None = None,
+    *,
+    limit: float = 0.0,
 ) -> Tensor:
-    """The weighted sum over experts; arguments are those of the ops, with at least one row."""
+    """The weighted sum over experts; arguments are those of the ops, with at least one row. limit: 0 for none."""
     experts = gate_up.values.shape[0]
-    tiles = tiles_for(ids.numel(), experts, gate_up.values.dtype) if tiles is None else tiles
+    if tiles is None:
+        multiplied = x.dtype if gate_up.blocks is None else gate_up.values.dtype
+        tiles = tiles_for(ids.numel(), experts, multiplied)
     order, table = group_pairs(ids, experts, tiles.pairs)
-    hidden = pass_gate_up(x, ids.shape[1], gate_up, order, table, tiles.pairs, tiles.gate_up)
-    parts = pass_down(hidden, weights, down, order, table, tiles.pairs, tiles.down)
+    hidden = pass_gate_up(
+        x, ids.shape[1], gate_up, order, table, tiles.pairs, tiles.gate_up, weights, limit
+    )
+    parts = pass_down(hidden, weights, down, order, table, tiles.pairs, tiles.down, limit)
     return sum_parts(parts, ids.shape[1])
 
 
@@ -357,16 +383,18 @@ def pass_gate_up(
     table: Tensor,
     tile_pairs: int,
     tile: Tile,
+    weights: Tensor | None = None,
+    limit: float = 0.0,
 ) -> Tensor:
-    """silu(gate(x)) * up(x) of every pair, [pairs, inner] in the order of experts."""
-    _, both, width = gate_up.values.shape
-    inner = both // 2
+    """silu(gate(x)) * up(x) of every pair, [pairs, inner] in the order of experts; with a limit, by weight."""
+    width, inner = gate_up.columns, gate_up.values.shape[1] // 2
     rows, row_scales = as_multiplied(x, gate_up)
     hidden = torch.empty((order.shape[0], inner), dtype=x.dtype, device=x.device)
     _grouped_gate_up_kernel[(triton.cdiv(inner, tile.features), table.shape[0])](
-        rows, row_scales, gate_up.values, gate_up.pointer, hidden, order, table, rows.stride(0),
+        rows, row_scales, rows if weights is None else weights, gate_up.values, gate_up.pointer,
+        hidden, order, table, rows.stride(0),
         CHOSEN=chosen, WIDTH=width, INNER=inner, PAIRS=tile_pairs, FEATURES=tile.features,
-        INPUTS=_inputs(tile, gate_up), TURNED=tile.turned, num_warps=tile.warps,
+        INPUTS=_inputs(tile, gate_up), TURNED=tile.turned, LIMIT=limit, num_warps=tile.warps,
         num_stages=tile.stages, **gate_up.constants(),
     )  # fmt: skip
     return hidden
@@ -380,15 +408,16 @@ def pass_down(
     table: Tensor,
     tile_pairs: int,
     tile: Tile,
+    limit: float = 0.0,
 ) -> Tensor:
-    """down(hidden) by weight, [pairs, width] in the order of pairs."""
-    _, width, inner = down.values.shape
+    """down(hidden), by weight unless a limit says that it has one, [pairs, width] in the order of pairs."""
+    width, inner = down.values.shape[1], down.columns
     rows, row_scales = as_multiplied(hidden, down)
     parts = torch.empty((hidden.shape[0], width), dtype=hidden.dtype, device=hidden.device)
     _grouped_down_kernel[(triton.cdiv(width, tile.features), table.shape[0])](
         rows, row_scales, weights, down.values, down.pointer, parts, order, table,
         WIDTH=width, INNER=inner, PAIRS=tile_pairs, FEATURES=tile.features,
-        INPUTS=_inputs(tile, down), TURNED=tile.turned, num_warps=tile.warps,
+        INPUTS=_inputs(tile, down), TURNED=tile.turned, LIMIT=limit, num_warps=tile.warps,
         num_stages=tile.stages, **down.constants(),
     )  # fmt: skip
     return parts
@@ -396,7 +425,7 @@ def pass_down(
 
 def _inputs(tile: Tile, matrix: ExpertMatrix) -> int:
     """Columns a program multiplies at a time: of 8-bit numbers no more than share a scale."""
-    return tile.inputs if matrix.scales is None else min(tile.inputs, matrix.group)
+    return tile.inputs if matrix.blocks is None else min(tile.inputs, matrix.group)
 
 
 def sum_parts(parts: Tensor, chosen: int) -> Tensor:

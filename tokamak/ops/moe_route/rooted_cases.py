@@ -25,6 +25,12 @@ def _equal(name: str) -> tuple[object, ...]:
     return scores, torch.zeros(40), 8, 2.5
 
 
+def _no_number(name: str) -> tuple[object, ...]:
+    scores = torch.randn((3, 24), generator=seeded(name))
+    scores[1] = float("nan")
+    return scores, torch.zeros(24), 4, 1.5
+
+
 def _weigh(name: str, sizes: tuple[int, int, int], spread: float) -> tuple[object, ...]:
     rows, experts, chosen = sizes
     generator = seeded(name)
@@ -38,7 +44,10 @@ moe_route_rooted_cases = [
     for spread in (1.0, 30.0)
     for sizes in SIZES
     for name in [f"{sizes[2]} of {sizes[1]} for {sizes[0]} spread {spread:g}"]
-] + [Case("equal scores", partial(_equal, "equal scores"), FLOAT32)]
+] + [
+    Case("equal scores", partial(_equal, "equal scores"), FLOAT32),
+    Case("a row that is no number", partial(_no_number, "a row that is no number"), FLOAT32),
+]
 moe_weigh_rooted_cases = [
     Case(name, partial(_weigh, name, sizes, spread), FLOAT32)
     for spread in (1.0, 30.0)

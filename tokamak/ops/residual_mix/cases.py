@@ -9,7 +9,14 @@ from torch import Tensor
 
 from tokamak.ops.case import Case, seeded, tolerance_of
 
-SIZES = ((1, 4, 64, 1.0), (5, 4, 96, 1.0), (33, 4, 33, 1.0), (3, 2, 64, 1e-3), (0, 4, 32, 1.0))
+SIZES = (
+    (1, 4, 64, 1.0),
+    (5, 4, 96, 1.0),
+    (33, 4, 33, 1.0),
+    (3, 2, 64, 1e-3),
+    (2, 3, 40, 1.0),
+    (0, 4, 32, 1.0),
+)
 """Rows, streams, width, size of the numbers."""
 
 
@@ -45,6 +52,13 @@ def _collapse(
     return _streams(name, sizes, dtype), read
 
 
+def _collapse_norm(
+    name: str, sizes: tuple[int, int, int, float], dtype: torch.dtype
+) -> tuple[object, ...]:
+    weight = 1 + 0.1 * torch.randn(sizes[2], generator=seeded(f"{name} weight"))
+    return *_collapse(name, sizes, dtype), weight.to(dtype), 1e-20
+
+
 def _expand(
     name: str, sizes: tuple[int, int, int, float], dtype: torch.dtype
 ) -> tuple[object, ...]:
@@ -77,6 +91,12 @@ head_coefficients_cases = [
 ]
 collapse_streams_cases = [
     Case(name, partial(_collapse, name, sizes, dtype), tolerance_of(dtype))
+    for dtype in DTYPES
+    for sizes in SIZES
+    for name in [_named(sizes, dtype)]
+]
+collapse_norm_cases = [
+    Case(name, partial(_collapse_norm, name, sizes, dtype), tolerance_of(dtype))
     for dtype in DTYPES
     for sizes in SIZES
     for name in [_named(sizes, dtype)]

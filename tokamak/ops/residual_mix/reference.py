@@ -9,6 +9,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from tokamak.ops.norm.reference import rms_norm
 from tokamak.ops.paged_rows import bands
 from tokamak.ops.registry import op
 from tokamak.ops.whole_rows import whole_rows
@@ -70,6 +71,15 @@ def collapse_streams(streams: Tensor, read: Tensor) -> Tensor:
     for at in range(1, streams.shape[1]):
         total = total + streams[:, at].float() * read[:, at : at + 1]
     return total.to(streams.dtype)
+
+
+@op
+def collapse_norm(streams: Tensor, read: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """`collapse_streams`, and `rms_norm` of what it gives.
+
+    streams, read: as of `collapse_streams`. weight: [width]. Returns [rows, width] in the dtype of the streams.
+    """
+    return rms_norm.reference(collapse_streams.reference(streams, read), weight, eps)
 
 
 @op

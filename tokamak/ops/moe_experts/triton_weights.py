@@ -1,0 +1,41 @@
+# pyright: reportArgumentType=false, reportCallIssue=false
+"""What kernels for few and for many rows share: 4-bit weights in registers, and the activation between the products."""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from tokamak.ops.quantize.triton_floats import float_of_e2m1, float_of_ue8m0
+
+GROUP = tl.constexpr(32)
+"""Columns of a 4-bit matrix that share a power of two."""
+
+
+@triton.jit
+def load_packed(
+    codes_ptr, scales_ptr, rows, start, COLUMNS: tl.constexpr, INPUTS: tl.constexpr
+):  # fmt: skip
+    """Numbers [rows, INPUTS] of a 4-bit matrix from column `start` on, float32, exact in bfloat16; zeros behind the last."""
+    pairs = start // 2 + tl.arange(0, INPUTS // 2)
+    groups = start // GROUP + tl.arange(0, INPUTS // GROUP)
+    code_ptrs = codes_ptr + rows[:, None] * (COLUMNS // 2) + pairs[None, :]
+    scale_ptrs = scales_ptr + rows[:, None] * (COLUMNS // GROUP) + groups[None, :]
+    if COLUMNS % INPUTS == 0:
+        codes, scales = tl.load(code_ptrs), tl.load(scale_ptrs)
+    else:
+        codes = tl.load(code_ptrs, mask=(pairs < COLUMNS // 2)[None, :], other=0)
+        scales = tl.load(scale_ptrs, mask=(groups < COLUMNS // GROUP)[None, :], other=0)
+    numbers = tl.interleave(float_of_e2m1(codes & 15), float_of_e2m1(codes >> 4))
+    grouped = tl.reshape(numbers, [rows.shape[0], INPUTS // GROUP, GROUP])
+    factors = float_of_ue8m0(scales)
+    return tl.reshape(grouped * factors[:, :, None], [rows.shape[0], INPUTS])
+
+
+@triton.jit
+def gated(gate, up, LIMIT: tl.constexpr):
+    """silu(gate) * up; with a limit above 0 gate is at most that, up from minus that to that, and no number stays none."""
+    if LIMIT > 0.0:
+        gate = tl.where(gate > LIMIT, LIMIT, gate)
+        up = tl.where(up > LIMIT, LIMIT, tl.where(up < -LIMIT, -LIMIT, up))
+    return gate / (1.0 + tl.exp(-gate)) * up
