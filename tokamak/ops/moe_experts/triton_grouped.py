@@ -198,7 +198,7 @@ def _grouped_gate_up_kernel(
     read = tl.minimum(features, INNER - 1)
     inputs = tl.arange(0, INPUTS)
     x_ptrs = x_ptr + (pairs // CHOSEN).to(tl.int64)[:, None] * stride_x_row + inputs[None, :]
-    BYTE_COLUMNS: tl.constexpr = 2 if PACKED else 1
+    BYTE_COLUMNS: tl.constexpr = 1 + PACKED
     gate_up_ptr += expert * (2 * INNER * WIDTH // BYTE_COLUMNS)
     gate_ptrs = gate_up_ptr + read[:, None] * WIDTH + inputs[None, :]
     up_ptrs = gate_ptrs + INNER * WIDTH
@@ -282,7 +282,7 @@ def _grouped_down_kernel(
     read = tl.minimum(features, WIDTH - 1)
     inputs = tl.arange(0, INPUTS)
     hidden_ptrs = hidden_ptr + known.to(tl.int64)[:, None] * INNER + inputs[None, :]
-    BYTE_COLUMNS: tl.constexpr = 2 if PACKED else 1
+    BYTE_COLUMNS: tl.constexpr = 1 + PACKED
     down_ptr += expert * (WIDTH * INNER // BYTE_COLUMNS)
     down_ptrs = down_ptr + read[:, None] * INNER + inputs[None, :]
     if TURNED:
