@@ -62,6 +62,7 @@ def kernels_of(config: EngineConfig, multiprocessors: int) -> list[Job]:
         planned = plan_rank(config, replace(make_build(config), device=META))
         model, build = planned.model, planned.build
         load_nothing(model, META, planned.checkpoint.scheme)
+        model.take_tokenizer(None)
         prepare = _preparation(planned).prepare
         choose, weigh = build.bind(argmax_rows), build.bind(token_weights)
         for plan, shape in _steps(planned.start):
