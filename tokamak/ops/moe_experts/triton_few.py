@@ -14,8 +14,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from tokamak.ops.activation.triton_gated import gated
 from tokamak.ops.moe_experts.matrix import ExpertMatrix, as_multiplied
-from tokamak.ops.moe_experts.triton_weights import gated, load_packed
+from tokamak.ops.moe_experts.triton_weights import load_packed
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,8 +15,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from tokamak.ops.activation.triton_gated import gated
 from tokamak.ops.moe_experts.matrix import ExpertMatrix, as_multiplied
-from tokamak.ops.moe_experts.triton_weights import gated, load_packed
+from tokamak.ops.moe_experts.triton_weights import load_packed
 
 FEW_GROUP_PAIRS, MANY_GROUP_PAIRS = 1024, 4096
 """Pairs a grouping program looks at a time: all of a decode step's, or a piece of a prefill's."""
