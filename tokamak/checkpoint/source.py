@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from tokamak.checkpoint.compressed_sizes import block_multiple, cache_token_numbers, ratios
-from tokamak.checkpoint.entry import TensorEntry
+from tokamak.checkpoint.entry import PACKED_FORMAT, TensorEntry
 from tokamak.checkpoint.gguf import GgufFile
 from tokamak.checkpoint.gguf_config import (
     ROPE_FACTORS,
@@ -100,11 +100,12 @@ class Checkpoint:
             stored, weight_bytes = STORED_NAMES.get(main, main), bytes_by_format.total()
             parameters = sum(prod(entry.shape) for entry in entries)
             scaled = sum(prod(entry.shape) for entry in entries if entry.scales is not None)
+            packed = sum(prod(entry.shape) for entry in entries if entry.format == PACKED_FORMAT)
         else:
             stored = str(self.config.get("dtype") or self.config.get("torch_dtype") or "float32")
             in_layers, outside = self._expected_parameters(kv_heads, head_dim)
             parameters, weight_bytes = in_layers + outside, 0
-            scaled = 0 if self.scheme is None else in_layers
+            scaled, packed = 0 if self.scheme is None else in_layers, 0
         return ModelFacts(
             architecture=self.architecture,
             vocab_tokens=self._size("vocab_size"),
@@ -113,6 +114,7 @@ class Checkpoint:
             weight_bytes=weight_bytes,
             parameters=parameters,
             scaled_parameters=scaled,
+            packed_parameters=packed,
             cache_token_numbers=cache_token_numbers(self._text, head_dim)
             if compressed
             else 2 * layers * kv_heads * head_dim,

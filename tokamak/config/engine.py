@@ -26,7 +26,9 @@ class ModelFacts:
     """Bytes of the weights as stored."""
     parameters: int
     scaled_parameters: int = 0
-    """Those of them that are stored in 8-bit floating-point numbers with scales."""
+    """Those of them that are stored in 8- or 4-bit floating-point numbers with scales."""
+    packed_parameters: int = 0
+    """Those of the latter that have 4 bits."""
     cache_token_numbers: int = 0
     """Numbers a token adds to the caches of all layers; 0 where the checkpoint does not tell."""
     step_token_numbers: int = 0

@@ -22,6 +22,9 @@ DTYPE_BYTES: dict[CacheDType, int] = {"float32": 4, "bfloat16": 2, "fp8": 1}
 SCALED_SHARE = 128
 """8-bit numbers of a weight that take at most one byte more with their scales."""
 
+PACKED_SHARE = 32
+"""4-bit numbers of a weight that share a byte of scale."""
+
 NULL_BLOCKS = 1
 """Blocks no request can hold: padding rows point at them."""
 
@@ -52,11 +55,15 @@ def cache_block_bytes(model: ModelFacts, dtype: CacheDType, block_tokens: int) -
 def held_weight_bytes(model: ModelFacts, dtype: DType, *, keeps_8_bits: bool) -> int:
     """What the weights take at most, in the model's arithmetic or as stored.
 
-    keeps_8_bits: whether the device multiplies weights of 8-bit floating-point numbers as they are.
+    keeps_8_bits: whether the device multiplies weights of 8-bit floating-point numbers as they are; those of 4 bits
+    then stay, too.
     """
     if keeps_8_bits:
-        scaled = model.scaled_parameters
-        return (model.parameters - scaled) * DTYPE_BYTES[dtype] + scaled + scaled // SCALED_SHARE
+        scaled, packed = model.scaled_parameters, model.packed_parameters
+        whole = scaled - packed
+        in_8_bits = whole + whole // SCALED_SHARE
+        in_4_bits = packed // 2 + packed // PACKED_SHARE
+        return (model.parameters - scaled) * DTYPE_BYTES[dtype] + in_8_bits + in_4_bits
     return max(model.parameters * DTYPE_BYTES[dtype], model.weight_bytes)
 
 

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from tokamak.core.minifloat import UE8M0, factors_of
-from tokamak.core.weight import DenseWeight, ScaledWeight, Weight
+from tokamak.core.weight import GROUP_COLUMNS, DenseWeight, PackedWeight, ScaledWeight, Weight
 from tokamak.layers.build import Build
 from tokamak.layers.linear import Linear
 from tokamak.layers.norm import RMSNorm
@@ -17,7 +17,8 @@ from tokamak.ops.moe_experts import moe_experts, scaled_experts
 from tokamak.ops.moe_route import moe_route
 from tokamak.ops.quant_linear import ScaleBlocks, group_of
 from tokamak.ops.quant_linear.reference import widened
-from tokamak.ops.registry import REFERENCE
+from tokamak.ops.quantize.blocks import decode_fp4
+from tokamak.ops.registry import REFERENCE, Op
 
 WHOLE_ROW = 1 << 30
 """Columns of a block that no row is wider than."""
@@ -27,7 +28,8 @@ class StackedExperts:
     """One matrix of every expert as a tensor, made of `part_rows` checkpoint tensors an expert.
 
     Parts come expert by expert, those of one expert stacked by rows. A token row goes through `chosen` of the
-    experts, through all by default.
+    experts, through all by default. Weights of 8 and 4 bits stay so where the device multiplies them: those that
+    `scaled_op` takes, and those that `packed_op` takes, if the layer has one.
     """
 
     def __init__(
@@ -38,6 +40,8 @@ class StackedExperts:
         part_rows: Sequence[int],
         *,
         chosen: int | None = None,
+        scaled_op: Op[..., Any] = scaled_experts,
+        packed_op: Op[..., Any] | None = None,
     ) -> None:
         shapes = tuple((rows, width) for rows in part_rows)
         self._part_shapes = shapes * experts
@@ -45,9 +49,11 @@ class StackedExperts:
         """[rows, width] of each matrix a token row goes through."""
         self._shape = (experts, sum(part_rows), width)
         self._dtype, self._device = build.dtype, build.device
-        self._keeps_8_bits = _keeps_8_bits(build)
+        self._keeps_8_bits = _multiplies(build, scaled_op)
+        self._keeps_4_bits = packed_op is not None and _multiplies(build, packed_op)
         self._values: Tensor | None = None
         self._scaled: ScaledExperts | None = None
+        self._packed: PackedExperts | None = None
 
     @property
     def part_shapes(self) -> tuple[tuple[int, ...], ...]:
@@ -65,6 +71,11 @@ class StackedExperts:
         """The same in 8 bits, where the checkpoint has them so and the device multiplies them; else None."""
         return self._scaled
 
+    @property
+    def packed(self) -> PackedExperts | None:
+        """The same in 4 bits, where the checkpoint has them so and the device multiplies them; else None."""
+        return self._packed
+
     def load(self, parts: Sequence[Weight]) -> None:
         """Put each part in its place."""
         shapes = tuple(part.shape for part in parts)
@@ -75,6 +86,10 @@ class StackedExperts:
         if self._keeps_8_bits and len(scaled) == len(parts) and _fit(scaled, self._shape[0]):
             self._scaled = _stacked(scaled, self._shape, self._device)
             return
+        packed = [part for part in parts if isinstance(part, PackedWeight) and _is_mxfp4(part)]
+        if self._keeps_4_bits and len(packed) == len(parts):
+            self._packed = _stacked_packed(packed, self._shape, self._device)
+            return
         values = torch.empty(self._shape, dtype=self._dtype, device=self._device)
         places = values.view(-1, self._shape[2]).split([rows for rows, _ in shapes])
         for place, part in zip(places, parts, strict=True):
@@ -82,11 +97,14 @@ class StackedExperts:
         self._values = values
 
     def widen(self) -> None:
-        """Hold the numbers in the model's dtype instead of 8 bits."""
+        """Hold the numbers in the model's dtype instead of 8 or 4 bits."""
         if self._scaled is not None:
             codes, scales, blocks = self._scaled
             self._values = widened(codes, scales, blocks).to(self._dtype)
             self._scaled = None
+        if self._packed is not None:
+            self._values = decode_fp4(*self._packed).to(self._dtype)
+            self._packed = None
 
     def draw(self, generator: torch.Generator) -> list[Weight]:
         """Random parts that keep the size of what passes through.
@@ -106,11 +124,11 @@ class StackedExperts:
         ]
 
 
-def _keeps_8_bits(build: Build) -> bool:
-    """Whether experts are multiplied as they are stored: the device does it fast, or it was asked for by name."""
-    if "scaled_experts" in build.prefer:
+def _multiplies(build: Build, op: Op[..., Any]) -> bool:
+    """Whether experts are multiplied by an op as they are stored: the device does it fast, or it was asked for by name."""
+    if op.name in build.prefer:
         return True
-    return build.dtype.itemsize == 2 and scaled_experts.bind(build.facts)[1].backend != REFERENCE
+    return build.dtype.itemsize == 2 and op.bind(build.facts)[1].backend != REFERENCE
 
 
 def _fit(parts: Sequence[ScaledWeight], experts: int) -> bool:
@@ -145,12 +163,50 @@ def _stacked(
     return ScaledExperts(codes.view(shape), scales.view(experts, -1, scales.shape[1]), blocks)
 
 
+def _is_mxfp4(part: PackedWeight) -> bool:
+    """Whether 32 columns share a power of two."""
+    return part.scales.dtype == UE8M0 and part.shape[1] == part.scales.shape[1] * GROUP_COLUMNS
+
+
+def _stacked_packed(
+    parts: Sequence[PackedWeight], shape: tuple[int, int, int], device: torch.device
+) -> PackedExperts:
+    """Parts of 4 bits stacked as experts; shape: [experts, rows, width]."""
+    experts, rows, width = shape
+    codes = torch.empty((experts * rows, width // 2), dtype=torch.uint8, device=device)
+    scales = torch.empty((experts * rows, width // GROUP_COLUMNS), dtype=torch.uint8, device=device)
+    of_parts = [part.shape[0] for part in parts]
+    for part, place, scale in zip(
+        parts, codes.split(of_parts), scales.split(of_parts), strict=True
+    ):
+        place.copy_(part.codes)
+        scale.copy_(part.scales.view(torch.uint8))
+    return PackedExperts(codes.view(experts, rows, -1), scales.view(UE8M0).view(experts, rows, -1))
+
+
+class PackedExperts(NamedTuple):
+    """One matrix of every expert in 4 bits, as `packed_experts_limited` takes it."""
+
+    codes: Tensor
+    scales: Tensor
+
+
 class ScaledExperts(NamedTuple):
     """One matrix of every expert in 8 bits, as `scaled_experts` takes it."""
 
     codes: Tensor
     scales: Tensor
     blocks: ScaleBlocks
+
+
+def in_8_bits(
+    gate_up: StackedExperts, down: StackedExperts
+) -> tuple[Tensor, Tensor, Tensor, Tensor, ScaleBlocks] | None:
+    """Codes and scales of both matrices, and their blocks, as one op takes them; None where their formats differ."""
+    up, back = gate_up.scaled, down.scaled
+    if up is None or back is None or up.blocks.rows != back.blocks.rows:
+        return None
+    return up.codes, up.scales, back.codes, back.scales, min(up.blocks, back.blocks)
 
 
 class ExpertsMLP:
@@ -186,13 +242,10 @@ class ExpertsMLP:
         """
         x = norm.add(x, residual)
         ids, weights = self._moe_route(self.router(x), self._chosen, self._renormalise)
-        up, down = self.gate_up.scaled, self.down.scaled
-        if up is None or down is None or up.blocks.rows != down.blocks.rows:
-            # One op multiplies both matrices: where their formats differ, as plain numbers.
-            self.gate_up.widen()
-            self.down.widen()
-            return self._moe_experts(x, ids, weights, self.gate_up.values, self.down.values)
-        blocks = min(up.blocks, down.blocks)
-        return self._scaled_experts(
-            x, ids, weights, up.codes, up.scales, down.codes, down.scales, blocks
-        )
+        stored = in_8_bits(self.gate_up, self.down)
+        if stored is not None:
+            return self._scaled_experts(x, ids, weights, *stored)
+        # One op multiplies both matrices: where their formats differ, as plain numbers.
+        self.gate_up.widen()
+        self.down.widen()
+        return self._moe_experts(x, ids, weights, self.gate_up.values, self.down.values)

@@ -64,6 +64,7 @@ def note_kernels(
         planned = plan_rank(config, replace(make_build(config), device=META))
         model, build = planned.model, planned.build
         load_nothing(model, META, planned.checkpoint.scheme)
+        model.take_tokenizer(None)
         prepare = _preparation(planned).prepare
         choose, weigh = build.bind(argmax_rows), build.bind(token_weights)
         for plan, shape in _steps(planned.start):

@@ -22,7 +22,7 @@ TARGETS = {"nvidia": ("cuda", 90, 32), "amd": ("hip", "gfx942", 64)}
 CODE = {"nvidia": "ptx", "amd": "amdgcn"}
 NAMES = (
     "add_residual", "add_rms_norm", "argmax_rows", "collapse_norm", "collapse_streams", "embed", "engram_gate", "engram_rows", "engram_values", "expand_streams", "fake_fp8", "fake_mxfp4", "fake_nvfp4", "fill_indptrs", "fill_step", "fill_unit_tiles",
-    "head_coefficients", "mix_coefficients", "moe_route_rooted", "moe_weigh_rooted", "rms_norm", "rotate_and_cache", "silu_mul", "token_weights",
+    "head_coefficients", "mix_coefficients", "moe_route_rooted", "moe_weigh_rooted", "rms_norm", "rotate_and_cache", "silu_mul", "silu_mul_limited", "token_weights",
 )  # fmt: skip
 
 NVIDIA_NAMES = ("quantize_rows", "scaled_experts", "scaled_linear")
@@ -109,6 +109,7 @@ SIZES = {
         (bfloats(rows, 1024), bfloats(rows, 1024), bfloats(1024), 1e-6) for rows in (1, 2, 16, 33)
     ],
     "silu_mul": [(bfloats(rows, 6144),) for rows in (1, 2, 16, 33)],
+    "silu_mul_limited": [(bfloats(rows, 4608), 10.0) for rows in (1, 2, 16, 33)],
     "embed": [
         (torch.zeros(rows, dtype=torch.int32), bfloats(9, 1024)) for rows in (1, 2, 16, 33)
     ],

@@ -33,7 +33,10 @@ CASES = {
         "fake_nvfp4": "tokamak.ops.quantize.cases:fake_nvfp4_cases",
         "quantize_rows": "tokamak.ops.quantize.rows_cases:quantize_rows_cases",
     },
-    "activation": {"silu_mul": "tokamak.ops.activation.cases:silu_mul_cases"},
+    "activation": {
+        "silu_mul": "tokamak.ops.activation.cases:silu_mul_cases",
+        "silu_mul_limited": "tokamak.ops.activation.limited_cases:silu_mul_limited_cases",
+    },
     "quant_linear": {"scaled_linear": "tokamak.ops.quant_linear.cases:scaled_linear_cases"},
     "moe_route": {
         "moe_route_rooted": "tokamak.ops.moe_route.rooted_cases:moe_route_rooted_cases",

@@ -12,7 +12,9 @@ import msgspec
 import pytest
 
 from tests.support.configs import GPU
-from tests.support.tiny import llama_config, qwen3_moe_config, write_checkpoint
+from tests.support.deepseek_files import deepseek_config
+from tests.support.tiny import llama_config, qwen3_moe_config, write_checkpoint, write_json
+from tests.support.tiny_v4 import SMALL, v4_1_config
 from tokamak.checkpoint.source import open_checkpoint
 from tokamak.config.options import EngineOptions
 from tokamak.config.settle import settle_engine
@@ -85,6 +87,19 @@ def test_the_experts_of_a_model_are_found(tmp_path):
 
     assert "_moe_route_kernel" in found
     assert any("gate_up" in name for name in found)
+
+
+def test_streams_memories_and_packed_experts_of_a_model_are_found(tmp_path):
+    said = deepseek_config((32, 32))["quantization_config"]
+    config = v4_1_config(**SMALL) | {"dtype": "bfloat16", "quantization_config": said}
+    (tmp_path / "v4_1").mkdir()
+    write_json(tmp_path / "v4_1" / "config.json", config)
+
+    found = kernels(config_of(tmp_path / "v4_1", load_format="random"))
+
+    assert {"_project_kernel", "_mix_kernel", "_collapse_kernel", "_expand_kernel"} <= set(found)
+    assert {"_rows_kernel", "_values_kernel", "_gate_kernel"} <= set(found)
+    assert {"_route_rooted_kernel", "_few_gate_up_kernel", "_few_down_kernel"} <= set(found)
 
 
 def test_kernels_lie_compiled_in_the_cache_when_the_wait_is_over(tmp_path, monkeypatch):

@@ -26,6 +26,9 @@ from tokamak.models.deepseek_v4 import weights
 from tokamak.models.deepseek_v4.attention import Caches, entry_room, make_attention, state_dtype
 from tokamak.models.deepseek_v4.config_v4 import V4Config
 
+ROUNDED_COLUMNS = 128
+"""Columns of a row that share a power of two where it is rounded to 8 bits, as in blocks of 128 x 128."""
+
 
 class Entries:
     """Entries of one layer, or the index keys that describe them: a compressor and where its rows are kept."""
@@ -103,6 +106,7 @@ class V4Layer:
             chosen=c.chosen_experts,
             scale=c.expert_scale,
             limit=c.gate_limit,
+            rounded=ROUNDED_COLUMNS,
             vocab_tokens=c.vocab_tokens if config.hashes[layer] else 0,
         )
         self._reader = StreamReader(build)

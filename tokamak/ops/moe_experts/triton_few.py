@@ -14,8 +14,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from tokamak.ops.activation.triton_gated import gated
 from tokamak.ops.moe_experts.matrix import ExpertMatrix, as_multiplied
-from tokamak.ops.moe_experts.triton_weights import gated, load_packed
+from tokamak.ops.moe_experts.triton_weights import load_packed
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +91,7 @@ def _few_gate_up_kernel(
     features = tl.program_id(0) * FEATURES + tl.arange(0, FEATURES)
     kept = features < INNER
     read = tl.minimum(features, INNER - 1)
-    BYTE_COLUMNS: tl.constexpr = 2 if PACKED else 1
+    BYTE_COLUMNS: tl.constexpr = 1 + PACKED
     gate_ptr = gate_up_ptr + expert * (2 * INNER * WIDTH // BYTE_COLUMNS)
     expert_scales_ptr = scales_ptr + expert * EXPERT_SCALES
     row_scales_ptr = x_scales_ptr + pair // CHOSEN * ((WIDTH + GROUP - 1) // GROUP)

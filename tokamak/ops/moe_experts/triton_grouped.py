@@ -15,8 +15,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from tokamak.ops.activation.triton_gated import gated
 from tokamak.ops.moe_experts.matrix import ExpertMatrix, as_multiplied
-from tokamak.ops.moe_experts.triton_weights import gated, load_packed
+from tokamak.ops.moe_experts.triton_weights import load_packed
 
 FEW_GROUP_PAIRS, MANY_GROUP_PAIRS = 1024, 4096
 """Pairs a grouping program looks at a time: all of a decode step's, or a piece of a prefill's."""
@@ -198,7 +199,7 @@ def _grouped_gate_up_kernel(
     read = tl.minimum(features, INNER - 1)
     inputs = tl.arange(0, INPUTS)
     x_ptrs = x_ptr + (pairs // CHOSEN).to(tl.int64)[:, None] * stride_x_row + inputs[None, :]
-    BYTE_COLUMNS: tl.constexpr = 2 if PACKED else 1
+    BYTE_COLUMNS: tl.constexpr = 1 + PACKED
     gate_up_ptr += expert * (2 * INNER * WIDTH // BYTE_COLUMNS)
     gate_ptrs = gate_up_ptr + read[:, None] * WIDTH + inputs[None, :]
     up_ptrs = gate_ptrs + INNER * WIDTH
@@ -282,7 +283,7 @@ def _grouped_down_kernel(
     read = tl.minimum(features, WIDTH - 1)
     inputs = tl.arange(0, INPUTS)
     hidden_ptrs = hidden_ptr + known.to(tl.int64)[:, None] * INNER + inputs[None, :]
-    BYTE_COLUMNS: tl.constexpr = 2 if PACKED else 1
+    BYTE_COLUMNS: tl.constexpr = 1 + PACKED
     down_ptr += expert * (WIDTH * INNER // BYTE_COLUMNS)
     down_ptrs = down_ptr + read[:, None] * INNER + inputs[None, :]
     if TURNED:

@@ -1,5 +1,5 @@
 # pyright: reportArgumentType=false, reportCallIssue=false
-"""What kernels for few and for many rows share: 4-bit weights in registers, and the activation between the products."""
+"""4-bit weights of experts in registers, for few rows and for many."""
 
 from __future__ import annotations
 
@@ -30,12 +30,3 @@ def load_packed(
     grouped = tl.reshape(numbers, [rows.shape[0], INPUTS // GROUP, GROUP])
     factors = float_of_ue8m0(scales)
     return tl.reshape(grouped * factors[:, :, None], [rows.shape[0], INPUTS])
-
-
-@triton.jit
-def gated(gate, up, LIMIT: tl.constexpr):
-    """silu(gate) * up; with a limit above 0 gate is at most that, up from minus that to that, and no number stays none."""
-    if LIMIT > 0.0:
-        gate = tl.where(gate > LIMIT, LIMIT, gate)
-        up = tl.where(up > LIMIT, LIMIT, tl.where(up < -LIMIT, -LIMIT, up))
-    return gate / (1.0 + tl.exp(-gate)) * up
