@@ -106,3 +106,28 @@ def mini(experts: int = 96, **changes: object) -> dict[str, object]:
     """A config of ten layers of the release's sizes, with so many experts and other changes of its text part."""
     fewer = {"n_routed_experts": experts, "dspark_n_routed_experts": experts // 3}
     return {**V41_FLASH, "text_config": {**TEXT, **MINI_LAYERS, **fewer, **changes}}
+
+
+def tiny() -> dict[str, object]:
+    """The layers of `mini` in sizes a CPU runs at once; shows that the benchmark runs, and what Python takes."""
+    return mini(
+        8,
+        vocab_size=1024,
+        hidden_size=256,
+        num_attention_heads=8,
+        head_dim=64,
+        qk_rope_head_dim=16,
+        q_lora_rank=128,
+        o_groups=2,
+        o_lora_rank=64,
+        num_experts_per_tok=2,
+        moe_intermediate_size=64,
+        index_n_heads=8,
+        index_head_dim=32,
+        index_topk=64,
+        engram_num_embeddings=[6090, 6296],
+        engram_n_heads=2,
+        engram_head_dim=32,
+        engram_vocab_size=997,
+        engram_compressed_vocab_size=700,
+    )
