@@ -69,3 +69,20 @@ def test_every_file_opens_with_what_it_answers() -> None:
     ]
 
     assert not bare
+
+
+def test_one_scorer_chooses_entries_for_every_model() -> None:
+    users = [
+        str(path.relative_to(PACKAGE))
+        for path in PACKAGE.rglob("*.py")
+        if "ops/indexer" not in str(path)
+        and re.search(r"ops\.indexer", path.read_text(encoding="utf-8"))
+    ]
+
+    assert users == ["layers/attention/sparse.py"]
+    loops = [
+        str(path.relative_to(PACKAGE))
+        for path in (PACKAGE / "models").rglob("*.py")
+        if re.search(r"\b(bands|topk|argsort)\(", path.read_text(encoding="utf-8"))
+    ]
+    assert loops == []

@@ -61,3 +61,11 @@ def sparse_ratio(config: Mapping[str, Any]) -> int:
     """Tokens of an entry in layers whose groups overlap and whose entries are chosen."""
     name = "compressed_sparse_attention"
     return (RATIOS_BY_TYPE | (config.get("compress_rates") or {}))[name]
+
+
+def ngram_numbers(config: Mapping[str, Any]) -> int:
+    """Numbers in the tables of a model's n-gram memories; 0 where a config has none or does not say."""
+    rows, width = config.get("engram_num_embeddings"), config.get("engram_head_dim")
+    if not isinstance(rows, list) or not all(type(each) is int for each in (*rows, width)):
+        return 0
+    return sum(rows) * int(width or 0)

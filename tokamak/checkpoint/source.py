@@ -13,7 +13,12 @@ from math import prod
 from pathlib import Path
 from typing import Any, cast
 
-from tokamak.checkpoint.compressed_sizes import block_multiple, cache_token_numbers, ratios
+from tokamak.checkpoint.compressed_sizes import (
+    block_multiple,
+    cache_token_numbers,
+    ngram_numbers,
+    ratios,
+)
 from tokamak.checkpoint.entry import PACKED_FORMAT, TensorEntry
 from tokamak.checkpoint.gguf import GgufFile
 from tokamak.checkpoint.gguf_config import (
@@ -136,7 +141,7 @@ class Checkpoint:
         return 4 * width + max(attention, mlp)
 
     def _expected_parameters(self, kv_heads: int, head_dim: int) -> tuple[int, int]:
-        """Numbers of a decoder's layers with the config's sizes, norms and biases left out, and of its embeddings."""
+        """Numbers of a decoder's layers with the config's sizes, norms and biases left out, and of its tables."""
         width, heads = self._size("hidden_size"), self._size("num_attention_heads")
         attention = width * head_dim * (2 * heads + 2 * kv_heads)
         embeddings = 1 if self._text.get("tie_word_embeddings") else 2
@@ -150,7 +155,8 @@ class Checkpoint:
             of_sparse = experts * width * (3 * self._size("moe_intermediate_size") + 1)
         of_dense = 3 * width * self._dense_width()
         mlps = sparse * of_sparse + (layers - sparse) * of_dense
-        return layers * attention + mlps, embeddings * self._size("vocab_size") * width
+        tables = embeddings * self._size("vocab_size") * width + ngram_numbers(self._text)
+        return layers * attention + mlps, tables
 
     def _experts(self) -> int:
         """Experts of a layer that has some; 0 where none is said to."""

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from benchmarks.engine.published_v4_1 import V41_FLASH
 from tests.support.tiny import write_checkpoint
 from tokamak.cli import main
 from tokamak.config.places import CACHE_VARIABLE
@@ -111,3 +112,21 @@ def test_the_doctor_names_a_size_that_differs(
 
     assert status == 1
     assert "request bucket 1 at size 1" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("dtype", "bytes_a_token"), [("bfloat16", 3200), ("fp32", 6400)])
+def test_a_token_of_the_published_v4_1_takes_the_stated_bytes(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], dtype: str, bytes_a_token: int
+) -> None:
+    """Of 40 layers 36 keep no entries: three makers keep a row for two tokens, and one a row for each."""
+    (tmp_path / "config.json").write_text(json.dumps(V41_FLASH), encoding="utf-8")
+    flags = ("--load-format", "random", "--dtype", dtype, "--num-blocks-override", "8000")
+
+    plan = told(capsys, "plan", tmp_path, *flags)
+
+    cache = plan["cache"]
+    assert plan["model"]["architecture"] == "DeepseekV41ForCausalLM"
+    assert cache["block_bytes"] == bytes_a_token * cache["block_tokens"]
+    # Backbone, and the two tables of n-grams.
+    parameters = plan["memory_bytes"]["weights"] / (2 if dtype == "bfloat16" else 4)
+    assert parameters == pytest.approx(551.6e9 + 196.9e9, rel=0.02)

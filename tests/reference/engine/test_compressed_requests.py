@@ -8,13 +8,13 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from tests.support.numbered import numbered_tokens
 from tests.support.steps import ModelDriver, a_build, a_model
 from tests.support.tiny import VOCAB_TOKENS, tiny_tokenizer, write_checkpoint
 from tests.support.tiny_v4 import SMALL, v4_1_config, v4_config, weights_of
 from tokamak.core.request import SamplingParams
-from tokamak.errors import CheckpointError, OptionError
+from tokamak.errors import OptionError
 from tokamak.llm import LLM
-from tokamak.models.deepseek_v4.compressed_ids import compressed_ids
 from tokamak.text.tokenizer import Tokenizer
 
 pytestmark = pytest.mark.timeout(180)
@@ -23,19 +23,6 @@ BLOCK = 8
 CONTEXT = 128
 RECORDED = {"graphs": "startup", "req_graph_sizes": (1, 2, 4), "token_graph_sizes": (16,)}
 GREEDY = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True)
-
-
-def numbered_tokens() -> int:
-    """How many tokens of the tiny tokenizer read differently."""
-    tokenizer = Tokenizer(tiny_tokenizer(), bos_id=None, eos_ids=())
-    keys = range(1, VOCAB_TOKENS + 1)
-    for expected in keys:
-        try:
-            compressed_ids(tokenizer, vocab_tokens=VOCAB_TOKENS, expected=expected)
-        except CheckpointError:
-            continue
-        return expected
-    raise AssertionError("no count of compressed ids fits")
 
 
 CONFIGS = {
