@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from tests.support.steps import ModelDriver, a_context
+from tokamak.cache.groups import first_late
 from tokamak.cache.view import PagedBuffers
 from tokamak.core.context import StepContext
 from tokamak.core.plan import Grants, Mode, StepPlan
@@ -19,7 +20,7 @@ from tokamak.graphs.ladder import Ladder
 from tokamak.graphs.sim import SimBackend
 from tokamak.graphs.streams import SideStreams
 from tokamak.graphs.token_graph import DecoderGraph, TokenGraph
-from tokamak.layers.attention.tail import TailBuffers, TailRows, first_late
+from tokamak.layers.attention.tail import TailBuffers, TailRows
 from tokamak.models.deepseek_v4.v4_1 import DeepseekV41
 from tokamak.runner.stages import StagedForward
 
@@ -105,8 +106,9 @@ class StagedDriver(ModelDriver):
             admissions=(),
             grants=Grants.none(),
         )
-        prompts = np.array([prompt_tokens.get(name, 0) for name in names], dtype=np.int32)
-        tail = TailRows.of(plan, first_late(prompts, self.stages.late_tokens))
+        late = self.stages.late_tokens
+        first = [first_late(prompt_tokens.get(name, 0), late) for name in names]
+        tail = TailRows.of(plan, np.array(first, dtype=np.int32))
         self.late_rows += len(tail.rows)
         with torch.inference_mode():
             hidden = self._forward.run(self._fixed(context), tail)

@@ -44,11 +44,6 @@ class TailRows:
         return cls(rows=rows, counts=plan.query_lens - skipped, inverse=inverse)
 
 
-def first_late(prompt_tokens: Int32s, late_tokens: int) -> Int32s:
-    """The first position late layers run for, of prompts of so many tokens. int32 [requests]."""
-    return np.maximum(prompt_tokens - late_tokens, 0).astype(np.int32)
-
-
 class TailBuffers:
     """Fixed buffers of the late stage's inputs, so that a recording finds the next step's at the same addresses."""
 
