@@ -23,7 +23,7 @@
             │                          BucketNotRecorded, NestedRecording, PoisonedGraph, PoolOverrun,
             │                          HandoffShape, HostReadInRecording, GraphMismatch
             └── ContextError           the step context: ContextNested, NoContext, StatusTooEarly, StatusTakenTwice,
-                                       FillSite, ArenaOverflow
+                                       FillSite, ArenaOverflow, TailOverflow
 
 Every message names the thing, its value and what was expected; `hint` says what to do.
 """
@@ -203,3 +203,7 @@ class FillSite(ContextError):
 
 class ArenaOverflow(ContextError):
     """A plan is larger than the input buffers were made for."""
+
+
+class TailOverflow(ContextError):
+    """More rows were meant for late layers than their buffers, or the bucket, hold."""

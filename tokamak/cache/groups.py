@@ -20,6 +20,7 @@ class CacheGroup:
     sub_caches: tuple[SubCache, ...]
     stride_tokens: int
     keep_tokens: int
+    late_tokens: int = 0
 
 
 STEPS_UNDER_WAY = 3
@@ -27,16 +28,21 @@ STEPS_UNDER_WAY = 3
 
 
 def group_sub_caches(sub_caches: Sequence[SubCache]) -> tuple[CacheGroup, ...]:
-    """Group sub-caches by stride and retention."""
+    """Group sub-caches by stride, retention and how much of a prompt is written."""
     names = [sub_cache.name for sub_cache in sub_caches]
     assert len(set(names)) == len(names), f"sub-cache names repeat: {names}"
-    members: dict[tuple[int, int], list[SubCache]] = {}
+    members: dict[tuple[int, int, int], list[SubCache]] = {}
     for sub_cache in sub_caches:
-        members.setdefault((sub_cache.stride_tokens, sub_cache.keep_tokens), []).append(sub_cache)
+        alike = (sub_cache.stride_tokens, sub_cache.keep_tokens, sub_cache.late_tokens)
+        members.setdefault(alike, []).append(sub_cache)
     return tuple(
-        CacheGroup(group[0].name, tuple(group), stride_tokens, keep_tokens)
-        for (stride_tokens, keep_tokens), group in members.items()
+        CacheGroup(group[0].name, tuple(group), *alike) for alike, group in members.items()
     )
+
+
+def first_late(prompt_tokens: int, late_tokens: int) -> int:
+    """The first position of a prompt whose rows are written, where those of its newest tokens alone are."""
+    return max(0, prompt_tokens - late_tokens) if late_tokens else 0
 
 
 def grows_by_chunk(groups: Sequence[CacheGroup]) -> tuple[bool, ...]:

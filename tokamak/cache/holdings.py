@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from tokamak.cache.blocks import NULL_BLOCK, BlockPool
-from tokamak.cache.groups import CacheGroup, grows_by_chunk
+from tokamak.cache.groups import CacheGroup, first_late, grows_by_chunk
 from tokamak.cache.prefix import KeyChain
 from tokamak.core.plan import BlockGrant
 from tokamak.core.request import Request
@@ -29,6 +29,8 @@ class _Holding:
     first_held: list[int] = field(default_factory=list)
     """By group: how many null blocks there are in front."""
     published_blocks: int = 0
+    first_right: list[int] = field(default_factory=list)
+    """By group: the first position from which all rows are what an uncut prompt's would be."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +56,7 @@ class Holdings:
             pool for pool, later in zip(self.pools, self._by_chunk, strict=True) if not later
         )
         self._keep_tokens = tuple(group.keep_tokens for group in groups)
+        self._late_tokens = tuple(group.late_tokens for group in groups)
         self._reuse = reuse
         self._held: dict[str, _Holding] = {}
 
@@ -79,17 +82,35 @@ class Holdings:
         if limit == 0:
             return PrefixMatch(0, tuple(() for _ in self.pools))
         keys = self._chain(request).keys[:limit]
-        groups = tuple(zip(self.pools, self._keep_tokens, strict=True))
-        blocks = min([limit, *(_run(pool, keys) for pool, keep in groups if not keep)])
-        kept = [(pool, keep) for pool, keep in groups if keep]
-        while not all(self._has_newest(pool, keys[:blocks], keep) for pool, keep in kept):
+        unread = self._unread(request)
+        groups = tuple(zip(self.pools, self._keep_tokens, unread, strict=True))
+        blocks = min([limit, *(_run(pool, keys) for pool, keep, _ in groups if not keep)])
+        kept = [group for group in groups if group[1]]
+        while not all(
+            blocks <= free or self._has_newest(pool, keys[:blocks], keep)
+            for pool, keep, free in kept
+        ):
             blocks -= 1
         found: list[tuple[int, ...]] = []
-        for pool, keep in groups:
-            first = self._first_read(blocks * self.block_tokens, keep)
+        for pool, keep, free in groups:
+            first = self._first_read(blocks * self.block_tokens, keep) if blocks > free else blocks
             ids = [pool.find(key) for key in keys[first:blocks]]
             found.append((*[NULL_BLOCK] * first, *(block for block in ids if block is not None)))
         return PrefixMatch(blocks * self.block_tokens, tuple(found))
+
+    def first_late(self, request: Request, group: int) -> int:
+        """The first position whose rows in a group a prefill of all known tokens must write."""
+        if request.params.prompt_logprobs is not None:
+            return 0
+        return first_late(request.known_tokens, self._late_tokens[group])
+
+    def _unread(self, request: Request) -> list[int]:
+        """By group: how long a prefix is, in blocks, of which this request reads no row there.
+
+        Late layers begin behind it, with rows enough to need none before them.
+        """
+        groups = range(len(self.pools))
+        return [self.first_late(request, group) // self.block_tokens for group in groups]
 
     def _first_read(self, position: int, keep_tokens: int) -> int:
         """The first block that a token at a position, or a later one, reads."""
@@ -126,11 +147,16 @@ class Holdings:
         self._chain(request)
         holding = self._held[request.request_id]
         assert not holding.blocks, f"request {request.request_id} is admitted twice"
-        for pool, ids in zip(self.pools, match.blocks, strict=True):
+        for group, (pool, ids) in enumerate(zip(self.pools, match.blocks, strict=True)):
             first = ids.count(NULL_BLOCK)
             pool.hold(ids[first:])
             holding.blocks.append(list(ids))
             holding.first_held.append(first)
+            late = self.first_late(request, group)
+            # A cut prompt's first late rows see too little; the newest `keep_tokens` are right in all layers.
+            cut = late > 0 and match.cached_tokens <= late
+            right = request.known_tokens - self._keep_tokens[group] if cut else 0
+            holding.first_right.append(right)
         self._published(request, holding, match.cached_tokens // self.block_tokens)
         cached = match.cached_tokens
         grants = self._grow(request, [cached if later else tokens for later in self._by_chunk])
@@ -191,8 +217,11 @@ class Holdings:
         if self._reuse:
             holding.chain.extend(tokens, request.token_ids)
             for block in range(holding.published_blocks, full):
-                for pool, ids in zip(self.pools, holding.blocks, strict=True):
-                    pool.publish(ids[block], holding.chain.keys[block])
+                for pool, ids, right in zip(
+                    self.pools, holding.blocks, holding.first_right, strict=True
+                ):
+                    if block * self.block_tokens >= right:
+                        pool.publish(ids[block], holding.chain.keys[block])
         self._published(request, holding, full)
         self._let_go(holding, tokens)
 

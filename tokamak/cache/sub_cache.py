@@ -25,3 +25,8 @@ class SubCache:
     """Tokens that share a row."""
     keep_tokens: int = 0
     """How many newest tokens must stay readable; 0 keeps all (full attention)."""
+    late_tokens: int = 0
+    """Of a prompt, rows of the newest so many tokens alone are written, enough for all that is read; 0 writes all.
+
+    At least `keep_tokens`: it is what the layers behind one another need to get the newest rows right.
+    """

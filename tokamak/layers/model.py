@@ -14,6 +14,7 @@ from tokamak.core.inputs import StepInputs
 from tokamak.core.plan import StepPlan
 from tokamak.core.weight import Weight
 from tokamak.graphs.region import Manifest
+from tokamak.layers.stages import Stages
 from tokamak.text.tokenizer import Tokenizer
 
 
@@ -79,6 +80,10 @@ class Model(nn.Module, ABC):
     @abstractmethod
     def regions(self) -> Manifest:
         """The eager regions a forward meets, in order."""
+
+    def stages(self) -> Stages | None:
+        """The forward in two parts, where late layers need not run for all rows of a prompt; else None."""
+        return None
 
     def step_demands_eager(self, plan: StepPlan) -> int:
         """Bits of `Demand` for what in a plan this model cannot record, such as image rows; 0 for nothing."""

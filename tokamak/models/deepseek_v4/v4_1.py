@@ -35,6 +35,8 @@ from tokamak.models.deepseek_v4.attention import (
 )
 from tokamak.models.deepseek_v4.compressed_ids import compressed_ids
 from tokamak.models.deepseek_v4.config_v4_1 import V41Config
+from tokamak.models.deepseek_v4.kept_v4_1 import sub_caches
+from tokamak.models.deepseek_v4.stages import V41Stages, cut_layer
 from tokamak.text.tokenizer import Tokenizer
 
 
@@ -110,12 +112,23 @@ class V41Layer:
         )
         self._reader = StreamReader(build)
 
+    def make_entries(self, streams: Tensor, read: Tensor, step: StepInputs) -> None:
+        """Make the entries and index keys of a step, and nothing else. Both tensors are those of a call."""
+        assert self.source is not None, "only a source makes entries"
+        self.source(self.attention_norm(self._reader(streams, read)), step)
+
     def __call__(
-        self, streams: Tensor, read: Tensor, picked: Picked, step: StepInputs
+        self,
+        streams: Tensor,
+        read: Tensor,
+        picked: Picked,
+        step: StepInputs,
+        *,
+        has_entries: bool = False,
     ) -> tuple[Tensor, Tensor, Picked]:
         """streams: [tokens, streams, width]; read: float32 [tokens, streams], of the part before.
 
-        Returns the same for the layer behind.
+        With `has_entries`, `make_entries` has run for these tokens. Returns the same for the layer behind.
         """
         if self.engram is not None:
             streams = self.engram(streams)
@@ -123,7 +136,7 @@ class V41Layer:
         x = self._reader.normed(streams, read, self.attention_norm)
         latent_q = self.attention.latent_queries(x)
         self.attention.cache_row(x, step)
-        if self.source is not None:
+        if self.source is not None and not has_entries:
             self.source(x, step)
         if self.indexer is not None:
             picked = self.indexer(x, latent_q, step, picked)
@@ -182,7 +195,7 @@ class DeepseekV41(Model):
         self.config = config
         c = config.shared
         c.check_context(self.architectures[0], build.max_model_len)
-        self._caches = Caches(build, _sub_caches(config, state_dtype(build)))
+        self._caches = Caches(build, sub_caches(config, state_dtype(build)))
         self._head = Head(build, c.vocab_tokens, c.width)
         self._embedding = Embedding(build, c.vocab_tokens, c.width, head=None)
         rotations = [
@@ -196,6 +209,19 @@ class DeepseekV41(Model):
         self._reader = StreamReader(build)
         self._final_norm = RMSNorm(build, c.width, c.norm_eps)
         self._device = build.device
+        cut = cut_layer(config)
+        self._stages = (
+            None
+            if cut is None
+            else V41Stages(
+                config,
+                self._layers,
+                cut,
+                begin=self._begin,
+                end=self._reader,
+                dtype=build.dtype,
+            )
+        )
         self._beside: frozenset[str] = frozenset()
         self.layers = build.layers
 
@@ -268,47 +294,23 @@ class DeepseekV41(Model):
 
     def forward(self, step: StepInputs) -> Tensor:
         """The streams after the last layer as one, before the final norm: [tokens, width]."""
-        streams = self.config.shared.mixing.count
-        x = self._embedding(step.token_ids)
-        x = x.unsqueeze(1).expand(-1, streams, -1).contiguous()
-        read, picked = first_stream(step, streams), nothing_picked(step)
+        (x, read), picked = self._begin(step), nothing_picked(step)
         for layer in self._layers:
             x, read, picked = layer(x, read, picked, step)
         return self._reader(x, read)
 
+    def stages(self) -> V41Stages | None:
+        """Layers up to the last source of entries, and those behind."""
+        return self._stages
+
+    def _begin(self, step: StepInputs) -> tuple[Tensor, Tensor]:
+        streams = self.config.shared.mixing.count
+        x = self._embedding(step.token_ids)
+        return x.unsqueeze(1).expand(-1, streams, -1).contiguous(), first_stream(step, streams)
+
     def logits(self, hidden: Tensor) -> Tensor:
         """Vocabulary scores of some hidden rows: [rows, width] to [rows, vocab], float32."""
         return self._head.after_norm(hidden, self._final_norm)
-
-
-def _sub_caches(config: V41Config, dtype: str) -> list[SubCache]:
-    c, shared = config, config.shared
-    found = [
-        SubCache(
-            "window",
-            tuple(range(shared.layers)),
-            1,
-            shared.head_dim,
-            dtype,
-            keep_tokens=shared.window_tokens,
-        )
-    ]
-    for ratio in sorted({c.ratios[layer] for layer in c.entry_sources}, reverse=True):
-        layers = tuple(layer for layer in c.entry_sources if c.ratios[layer] == ratio)
-        for name, width in (("entries", shared.head_dim), ("index_keys", shared.index_dim)):
-            found.append(SubCache(f"{name}_{ratio}", layers, 1, width, dtype, stride_tokens=ratio))
-        if ratio > 1:
-            found.append(
-                SubCache(
-                    f"open_groups_{ratio}",
-                    layers,
-                    1,
-                    2 * shared.head_dim,
-                    "float32",
-                    keep_tokens=ratio,
-                )
-            )
-    return found
 
 
 def _make_engram(config: V41Config, build: Build, layer: int) -> Engram | None:
