@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import fields, is_dataclass
+from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -39,9 +41,9 @@ def experts_form(model: Model) -> str:
     return "4 bits" if each < 0.75 else "8 bits" if each < 1.5 else f"widened to {each:.0f} bytes"
 
 
-def _tensors(thing: object, depth: int) -> Iterable[Tensor]:
-    """Tensors that an object holds, itself or through what it holds."""
-    if isinstance(thing, Tensor):
+def _tensors(thing: object, depth: int) -> Iterable[Tensor | np.ndarray[Any, Any]]:
+    """Tensors and arrays that an object holds, itself or through what it holds."""
+    if isinstance(thing, Tensor | np.ndarray):
         yield thing
         return
     if not depth or isinstance(thing, type | str | int | float | torch.dtype | torch.device):
