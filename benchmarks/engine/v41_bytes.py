@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import fields, is_dataclass
+from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
+from tokamak.layers.build import Build
 from tokamak.layers.model import Model
 from tokamak.layers.moe import StackedExperts
 from tokamak.models.deepseek_v4.config_v4_1 import V41Config
@@ -15,12 +18,15 @@ from tokamak.models.deepseek_v4.config_v4_1 import V41Config
 TABLES = ("embedding", ".table")
 """How names end of parameters of which a step reads single rows."""
 
+DEPTH = 4
+"""From a parameter to numbers: its parts, their form, what that packs, and the arrays in it."""
+
 
 def loaded_bytes(model: Model) -> dict[str, int]:
     """Bytes of a loaded model's `experts`, `tables`, and `others`."""
     found = {"experts": 0, "tables": 0, "others": 0}
     for name, (parameter, _) in model.weights().items():
-        held = sum(tensor.nbytes for tensor in _tensors(parameter, 3))
+        held = sum(tensor.nbytes for tensor in _tensors(parameter, DEPTH))
         if isinstance(parameter, StackedExperts):
             found["experts"] += held
         else:
@@ -34,17 +40,19 @@ def experts_form(model: Model) -> str:
     for parameter, _ in model.weights().values():
         if isinstance(parameter, StackedExperts):
             numbers += sum(rows * width for rows, width in parameter.part_shapes)
-            held += sum(tensor.nbytes for tensor in _tensors(parameter, 3))
+            held += sum(tensor.nbytes for tensor in _tensors(parameter, DEPTH))
     each = held / numbers
     return "4 bits" if each < 0.75 else "8 bits" if each < 1.5 else f"widened to {each:.0f} bytes"
 
 
-def _tensors(thing: object, depth: int) -> Iterable[Tensor]:
-    """Tensors that an object holds, itself or through what it holds."""
-    if isinstance(thing, Tensor):
+def _tensors(thing: object, depth: int) -> Iterable[Tensor | np.ndarray[Any, Any]]:
+    """Tensors and arrays that an object holds, itself or through what it holds."""
+    if isinstance(thing, Tensor | np.ndarray):
         yield thing
         return
-    if not depth or isinstance(thing, type | str | int | float | torch.dtype | torch.device):
+    if not depth or isinstance(
+        thing, Build | type | str | int | float | torch.dtype | torch.device
+    ):
         return
     held: Iterable[object]
     if isinstance(thing, tuple | list):
