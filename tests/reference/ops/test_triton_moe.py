@@ -24,7 +24,8 @@ LOCAL_MEMORY = {"nvidia": 232448, "amd": 65536}
 """Bytes a program may have."""
 
 
-def test_interpreted_kernels_route_rows_and_send_them_through_their_experts():
+@pytest.mark.parametrize("checks", ["tests/gpu/test_moe.py", "tests/gpu/test_moe_limited.py"])
+def test_interpreted_kernels_route_rows_and_send_them_through_their_experts(checks):
     # Whether Triton interprets is settled when it is imported, so the checks have a process of their own.
     command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider"]
     environment = os.environ | {
@@ -34,7 +35,7 @@ def test_interpreted_kernels_route_rows_and_send_them_through_their_experts():
     }
 
     done = subprocess.run(
-        [*command, "tests/gpu/test_moe.py", "tests/gpu/test_moe_limited.py"],
+        [*command, checks],
         cwd=ROOT,
         env=environment,
         capture_output=True,

@@ -80,13 +80,13 @@ DTYPES = (torch.float32, torch.bfloat16)
 mix_coefficients_cases = [
     Case(name, partial(_mix, name, sizes, dtype), tolerance_of(torch.float32))
     for dtype in DTYPES
-    for sizes in SIZES
+    for sizes in (SIZES if dtype == torch.float32 else SIZES[:1])
     for name in [_named(sizes, dtype)]
 ]
 head_coefficients_cases = [
     Case(name, partial(_head, name, sizes, dtype), tolerance_of(torch.float32))
     for dtype in DTYPES
-    for sizes in SIZES
+    for sizes in (SIZES if dtype == torch.float32 else SIZES[:1])
     for name in [_named(sizes, dtype)]
 ]
 collapse_streams_cases = [
