@@ -62,6 +62,7 @@ BACKEND_MODULES = {
     "triton": (
         "tokamak.ops.activation.triton_sm90",
         "tokamak.ops.activation.triton",
+        "tokamak.ops.compress.triton",
         "tokamak.ops.embedding.triton",
         "tokamak.ops.linear.triton_sm90",
         "tokamak.ops.linear.triton",

@@ -22,7 +22,7 @@ TARGETS = {"nvidia": ("cuda", 90, 32), "amd": ("hip", "gfx942", 64)}
 CODE = {"nvidia": "ptx", "amd": "amdgcn"}
 NAMES = (
     "add_residual", "add_rms_norm", "argmax_rows", "embed", "fake_fp8", "fake_mxfp4", "fake_nvfp4", "fill_indptrs", "fill_step", "fill_unit_tiles",
-    "rms_norm", "rotate_and_cache", "silu_mul", "token_weights",
+    "fold_groups", "rms_norm", "rotate_and_cache", "silu_mul", "token_weights", "write_rows",
 )  # fmt: skip
 
 NVIDIA_NAMES = ("quantize_rows", "scaled_experts", "scaled_linear")
