@@ -211,10 +211,10 @@ def choose_form(
     """
     is_amd = torch.version.hip is not None
     most = MOST_HEADS // 2 if is_amd else MOST_HEADS
-    if row_bytes > ROW_BYTES:
-        most = LEAST_ROWS
-    in_tile = next(each for each in range(min(heads, most), 0, -1) if heads % each == 0)
     room = 32768 if is_amd else 65536
+    if row_bytes > ROW_BYTES:
+        most, room = LEAST_ROWS, 32768
+    in_tile = next(each for each in range(min(heads, most), 0, -1) if heads % each == 0)
     tile = min(max(room // max(row_bytes, 1), 16), 64)
     pairs = max(tokens * (heads // in_tile), 1)
     spare = min(processors_of(device) // pairs, -(-keys // tile), MOST_SPLITS)
