@@ -21,7 +21,7 @@ VENDORS = ("nvidia", "amd")
 CODE = {"nvidia": "ptx", "amd": "amdgcn"}
 NAMES = (
     "add_residual", "add_rms_norm", "argmax_rows", "embed", "fake_fp8", "fake_mxfp4", "fake_nvfp4", "fill_indptrs", "fill_step", "fill_unit_tiles",
-    "fold_groups", "rms_norm", "rotate_and_cache", "silu_mul", "sparse_attention", "token_weights", "write_rows",
+    "fold_groups", "rms_norm", "rotate_and_cache", "select_entries", "silu_mul", "sparse_attention", "token_weights", "write_rows",
 )  # fmt: skip
 
 NVIDIA_NAMES = ("quantize_rows", "scaled_experts", "scaled_linear")
