@@ -23,7 +23,7 @@ from tokamak.ops.registry import Op
 from tokamak.ops.sparse_attention import sparse_attention
 from tokamak.ops.sparse_attention.cases import sparse_attention_cases
 
-OPS: dict[str, tuple[Op[..., object], list[Case]]] = {
+OPS: dict[str, tuple[Op[..., Any], list[Case]]] = {
     "sparse_attention": (sparse_attention, sparse_attention_cases),
     "select_entries": (select_entries, select_entries_cases),
 }
@@ -60,10 +60,10 @@ def _calls(op: str) -> tuple[Callable[..., object], ...]:
 
     def attend(*arguments: Any) -> None:
         if len(arguments[0]):
-            attend_sparsely(*arguments, SparseForm(2, 16, 4, 4, 1))
+            attend_sparsely(*arguments, SparseForm(2, 16, 4, 4, 1))  # pyright: ignore[reportCallIssue]
 
     def choose(*arguments: Any) -> None:
-        select_in_form(*arguments, SelectForm(4, 16), shared_reads=1)
+        select_in_form(*arguments, SelectForm(4, 16), shared_reads=1)  # pyright: ignore[reportCallIssue]
 
     if op == "select_entries":
         return triton_select_entries, choose
