@@ -62,8 +62,10 @@ BACKEND_MODULES = {
     "triton": (
         "tokamak.ops.activation.triton_sm90",
         "tokamak.ops.activation.triton",
+        "tokamak.ops.compress.triton",
         "tokamak.ops.embedding.triton",
         "tokamak.ops.engram.triton",
+        "tokamak.ops.indexer.triton",
         "tokamak.ops.linear.triton_sm90",
         "tokamak.ops.linear.triton",
         "tokamak.ops.moe_experts.triton",
@@ -84,6 +86,7 @@ BACKEND_MODULES = {
         "tokamak.ops.rotate_cache_attend.triton",
         "tokamak.ops.sample.triton",
         "tokamak.ops.sample.triton_draw",
+        "tokamak.ops.sparse_attention.triton",
         "tokamak.ops.step_prep.triton",
     ),
     "torch": ("tokamak.ops.paged_attention.padded_backend",),

@@ -78,3 +78,11 @@ STEPS = {
     "no rows": Requests(),
 }
 """By name."""
+
+LENGTHS = Requests(decode=(1, 127, 128, 129, 255, 256, 257, 1000), block_tokens=64)
+"""Decode rows around the edges of tiles and blocks."""
+LONG_STEPS = {
+    "lengths": LENGTHS,
+    "long chunks": Requests(prefill=((130, 0), (3, 997), (2, 126)), block_tokens=64),
+}
+"""By name; for few cases each, as references gather all their rows."""

@@ -48,7 +48,7 @@ def compiled(monkeypatch):
 
     from tokamak.ops.paged_attention import triton_decode
 
-    monkeypatch.setattr(triton_decode, "_processors", lambda device: 132)
+    monkeypatch.setattr(triton_decode, "processors_of", lambda device: 132)
 
     code = {}
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.reference.ops.test_triton_compile import CODE, TARGETS, compile_for  # noqa: F401
+from tests.reference.ops.test_triton_compile import CODE, VENDORS
 
 ROOT = Path(__file__).resolve().parents[3]
 HAS_TRITON = importlib.util.find_spec("triton") is not None
@@ -62,9 +62,9 @@ def a_step(rows, dtype=torch.bfloat16):
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
-@pytest.mark.parametrize("vendor", TARGETS)
+@pytest.mark.parametrize("vendor", VENDORS)
 def test_kernels_of_steps_of_all_sizes_compile_and_fit_the_device(
-    compile_for,  # noqa: F811
+    compile_for,
     monkeypatch,
     vendor,
     dtype,
@@ -80,14 +80,14 @@ def test_kernels_of_steps_of_all_sizes_compile_and_fit_the_device(
     assert max(kernel.metadata.shared for kernel in kernels.values()) <= LOCAL_MEMORY[vendor]
 
 
-def test_decode_steps_of_all_sizes_share_their_kernels(compile_for):  # noqa: F811
+def test_decode_steps_of_all_sizes_share_their_kernels(compile_for):
     kernels = compile_for("nvidia", "moe_experts", [a_step(rows) for rows in (3, 4, 16, 17, 128)])
 
     assert len(kernels) == 4
 
 
-@pytest.mark.parametrize("vendor", TARGETS)
-def test_routing_compiles_once_for_all_rows(compile_for, vendor):  # noqa: F811
+@pytest.mark.parametrize("vendor", VENDORS)
+def test_routing_compiles_once_for_all_rows(compile_for, vendor):
     scores = [torch.empty(rows, 128, dtype=torch.bfloat16) for rows in (1, 2, 16, 300)]
 
     kernels = compile_for(vendor, "moe_route", [(each, 8, True) for each in scores])
@@ -132,7 +132,7 @@ def a_limited_step(op_name, rows):
         ("amd", "packed_experts_limited"),
     ],
 )
-def test_experts_with_limits_compile_and_fit_the_device(compile_for, monkeypatch, vendor, op_name):  # noqa: F811
+def test_experts_with_limits_compile_and_fit_the_device(compile_for, monkeypatch, vendor, op_name):
     monkeypatch.setattr(torch.version, "hip", "7.0" if vendor == "amd" else None)
 
     steps = [a_limited_step(op_name, rows) for rows in (1, 128)]

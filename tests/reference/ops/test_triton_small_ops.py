@@ -31,11 +31,14 @@ CASES = {
         "fake_fp8": "tokamak.ops.quantize.cases:fake_fp8_cases",
         "fake_mxfp4": "tokamak.ops.quantize.cases:fake_mxfp4_cases",
         "fake_nvfp4": "tokamak.ops.quantize.cases:fake_nvfp4_cases",
-        "quantize_rows": "tokamak.ops.quantize.rows_cases:quantize_rows_cases",
     },
     "activation": {
         "silu_mul": "tokamak.ops.activation.cases:silu_mul_cases",
         "silu_mul_limited": "tokamak.ops.activation.limited_cases:silu_mul_limited_cases",
+    },
+    "compress": {
+        "write_rows": "tokamak.ops.compress.cases:write_rows_cases",
+        "fold_groups": "tokamak.ops.compress.cases:fold_groups_cases",
     },
     "quant_linear": {"scaled_linear": "tokamak.ops.quant_linear.cases:scaled_linear_cases"},
     "moe_route": {

@@ -7,7 +7,7 @@ from functools import partial
 import torch
 
 from tokamak.ops.case import Case, seeded, tolerance_of
-from tokamak.ops.paged_cases import STEPS, Requests
+from tokamak.ops.paged_cases import LONG_STEPS, STEPS, Requests
 
 KINDS = ((2, False), (4, True), (8, False))
 """Ratio, and whether groups overlap."""
@@ -48,6 +48,17 @@ fold_groups_cases = [
     for title in [
         f"{name} by {ratio}{' overlapped' if overlapped else ''} {str(dtype).removeprefix('torch.')}"
     ]
+]
+fold_groups_cases += [
+    Case(title, partial(_fold, title, step, ratio, overlapped, dtype), tolerance_of(dtype), (7,))
+    for name, step in LONG_STEPS.items()
+    for ratio, overlapped, dtype in (
+        (1, False, torch.float32),
+        (3, True, torch.float32),
+        (4, True, torch.bfloat16),
+        (128, False, torch.bfloat16),
+    )
+    for title in [f"{name} by {ratio}{' overlapped' if overlapped else ''}"]
 ]
 write_rows_cases = [
     Case(title, partial(_write, title, rows, dtype), 0.0, changed=(0,))

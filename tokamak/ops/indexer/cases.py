@@ -7,7 +7,7 @@ from functools import partial
 import torch
 
 from tokamak.ops.case import Case, seeded
-from tokamak.ops.paged_cases import STEPS, Requests
+from tokamak.ops.paged_cases import LENGTHS, STEPS, Requests
 
 MOST, CANDIDATES, BLOCK_ENTRIES = 5, 3, 4
 KINDS = ("alone", "makes candidates", "keeps to candidates")
@@ -53,4 +53,14 @@ select_entries_cases = [
     for name, step in STEPS.items()
     for kind in KINDS
     for title in [f"equal scores {name} {kind}"]
+]
+select_entries_cases += [
+    Case(title, partial(_make, title, LENGTHS, ratio, kind, equal=equal), 0.0, changed=(10, 11))
+    for ratio, kind, equal in (
+        (1, "alone", True),
+        (4, "alone", False),
+        (1, "makes candidates", False),
+        (1, "keeps to candidates", False),
+    )
+    for title in [f"lengths by {ratio} {kind}{' of equal scores' if equal else ''}"]
 ]

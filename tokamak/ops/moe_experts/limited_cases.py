@@ -46,7 +46,7 @@ scaled_experts_limited_cases = [
     Case(case.name, partial(_make, case), case.tolerance) for case in scaled_experts_cases
 ]
 packed_experts_limited_cases = [
-    Case(name, partial(_make_packed, name, sizes, rounded, dtype), SCALED_TOLERANCE[dtype])
+    Case(name, partial(_make_packed, name, sizes, rounded, dtype), SCALED_TOLERANCE)
     for dtype in (torch.float32, torch.bfloat16)
     for sizes, rounded in PACKED_SIZES
     for name in [f"{sizes} {str(dtype).removeprefix('torch.')} rounded by {rounded}"]

@@ -253,7 +253,7 @@ def splits_of(requests: int, kv_heads: int, processors: int) -> int:
 
 
 @lru_cache(maxsize=16)
-def _processors(device: torch.device) -> int:
+def processors_of(device: torch.device) -> int:
     """Multiprocessors of a GPU; 1 where an interpreter runs the kernels on a CPU."""
     if device.type == "cpu":
         return 1
@@ -267,7 +267,7 @@ def choose_form(requests: int, kv_heads: int, row_bytes: int, device: torch.devi
     their way; many programs cover each other's waits. Of AMD's barrier nobody promises that stores of other
     threads are done, so a second kernel merges there.
     """
-    processors = _processors(device)
+    processors = processors_of(device)
     splits = splits_of(requests, kv_heads, processors)
     merge = "here" if torch.version.hip is None else "after"
     if row_bytes > 256:

@@ -7,7 +7,7 @@ from functools import partial
 import torch
 
 from tokamak.ops.case import Case, seeded, tolerance_of
-from tokamak.ops.paged_cases import STEPS, Requests
+from tokamak.ops.paged_cases import LONG_STEPS, STEPS, Requests
 
 RATIO, MOST = 2, 6
 
@@ -53,4 +53,14 @@ sparse_attention_cases = [
     for title in [
         f"{name} window {window}{' and entries' if has_entries else ''} {str(dtype).removeprefix('torch.')}"
     ]
+]
+sparse_attention_cases += [
+    Case(
+        title,
+        partial(_make, title, step, 128, True, torch.bfloat16),
+        tolerance_of(torch.bfloat16),
+        changed=(12,),
+    )
+    for name, step in LONG_STEPS.items()
+    for title in [f"{name} window 128 and entries bfloat16"]
 ]

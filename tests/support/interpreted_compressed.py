@@ -1,0 +1,87 @@
+"""How far are the forms of Triton's attention over listed entries, and of its indexer, from the references?
+
+Run as a process of its own with TRITON_INTERPRET=1: kernels are interpreted on the CPU. Prints the difference of
+every case by form.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from typing import Any
+
+from tests.support.interpreted import ROOT, mend_interpreter
+from tests.support.interpreted_attention import mend_dots
+from tests.support.op_cases import gap
+from tokamak.ops.case import Case
+from tokamak.ops.indexer import select_entries
+from tokamak.ops.indexer.cases import select_entries_cases
+from tokamak.ops.registry import Op
+from tokamak.ops.sparse_attention import sparse_attention
+from tokamak.ops.sparse_attention.cases import sparse_attention_cases
+
+OPS: dict[str, tuple[Op[..., Any], list[Case]]] = {
+    "sparse_attention": (sparse_attention, sparse_attention_cases),
+    "select_entries": (select_entries, select_entries_cases),
+}
+FORMS = ("chosen", "in pieces")
+"""In pieces: two tiles of heads in four splits; few scores of a row at a time, in chunks that leave their best."""
+IN_PIECES = ("window 33 and entries float32", "lengths", "chunks by 2", "equal scores decode")
+
+
+def runs_in(form: str, case: Case) -> bool:
+    """The chosen form runs every case, the other some of every kind."""
+    return form == "chosen" or any(part in case.name for part in IN_PIECES)
+
+
+def interpreted_forms(op: str) -> dict[str, dict[str, float]]:
+    """By form, the difference of each case of an op."""
+    command = [sys.executable, "-m", "tests.support.interpreted_compressed", op]
+    environment = os.environ | {"TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(
+        command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def _calls(op: str) -> tuple[Callable[..., object], ...]:
+    """What every form calls."""
+    from tokamak.ops.indexer.triton import select_in_form, triton_select_entries
+    from tokamak.ops.indexer.triton_select import SelectForm
+    from tokamak.ops.sparse_attention.triton import (
+        SparseForm,
+        attend_sparsely,
+        triton_sparse_attention,
+    )
+
+    def attend(*arguments: Any) -> None:
+        if len(arguments[0]):
+            attend_sparsely(*arguments, SparseForm(2, 16, 4, 4, 1))  # pyright: ignore[reportCallIssue]
+
+    def choose(*arguments: Any) -> None:
+        select_in_form(*arguments, SelectForm(4, 16), shared_reads=1)  # pyright: ignore[reportCallIssue]
+
+    if op == "select_entries":
+        return triton_select_entries, choose
+    return triton_sparse_attention, attend
+
+
+def _main(name: str) -> None:
+    mend_interpreter()
+    mend_dots()
+    op, cases = OPS[name]
+    gaps: dict[str, dict[str, float]] = {form: {} for form in FORMS}
+    for case in cases:
+        expected = case.outcome(op.reference)
+        for form, call in zip(FORMS, _calls(name), strict=True):
+            if runs_in(form, case):
+                gaps[form][case.name] = gap(case.outcome(call), expected)
+    sys.stdout.write(json.dumps(gaps) + "\n")
+
+
+if __name__ == "__main__":
+    _main(*sys.argv[1:])
