@@ -29,7 +29,7 @@ OPS: dict[str, tuple[Op[..., Any], list[Case]]] = {
 }
 FORMS = ("chosen", "in pieces")
 """In pieces: two tiles of heads in four splits; few scores of a row at a time, in chunks that leave their best."""
-IN_PIECES = ("window 33 and entries float32", "lengths", "chunks by 2", "equal scores decode")
+IN_PIECES = ("window 33 and entries float32", "equal scores decode")
 
 
 def runs_in(form: str, case: Case) -> bool:

@@ -76,6 +76,7 @@ def test_one_scorer_chooses_entries_for_every_model() -> None:
         str(path.relative_to(PACKAGE))
         for path in PACKAGE.rglob("*.py")
         if "ops/indexer" not in str(path)
+        and path.name != "load.py"  # which imports every backend there is
         and re.search(r"ops\.indexer", path.read_text(encoding="utf-8"))
     ]
 
