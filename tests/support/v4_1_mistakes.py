@@ -19,6 +19,7 @@ from tests.support.tiny_v4 import a_v4_1
 from tokamak.layers.attention.compressed import Rotation, group_starts
 from tokamak.layers.attention.sparse import Indexer
 from tokamak.layers.engram import Engram
+from tokamak.layers.norm import RMSNorm
 from tokamak.layers.residual import Coefficients, MixSite
 from tokamak.models.deepseek_v4 import attention as v4_attention
 from tokamak.models.deepseek_v4.attention import EntrySource
@@ -109,13 +110,13 @@ class OwnReader:
         site = layer.attention_site if part == "attention" else layer.mlp_site
         self._site = site
 
-    def __call__(self, streams: Tensor, read: Tensor) -> Tensor:
+    def normed(self, streams: Tensor, read: Tensor, norm: RMSNorm) -> Tensor:
         part = ("attention", "experts")[self._calls % 2]
         self._calls += 1
         if part == self._part:
             found: Coefficients = self._site(streams)
             read = found.read
-        return self._right(streams, read)
+        return self._right.normed(streams, read, norm)
 
 
 def own_read(model: DeepseekV41, patch: pytest.MonkeyPatch, *, part: str) -> None:
