@@ -18,14 +18,15 @@ def write_rows(cache: Tensor, rows: Tensor, slots: Tensor) -> None:
     """Write rows to a cache, in its dtype.
 
     cache: [blocks, 1, block_rows, width], changed. rows: [tokens, width]. slots: [tokens] int64, block * block_rows +
-    row in the block; negative ones write nothing: the null block takes those rows.
+    row in the block; negative ones write nothing.
     """
-    # Rows nobody wants go to the last row of the null block: masks of any kind would be read by the host.
+    # For rows nobody wants the last row of the null block is written as it is: the host would read masks of any kind.
     block_rows = cache.shape[2]
     kept = slots >= 0
     places = torch.where(kept, slots, block_rows - 1)
     held = rows_of_cache(cache)
-    held.index_copy_(0, places, torch.where(kept.unsqueeze(-1), rows, 0).to(cache.dtype))
+    wanted = torch.where(kept.unsqueeze(-1), rows.to(cache.dtype), held[block_rows - 1])
+    held.index_copy_(0, places, wanted)
 
 
 @op
