@@ -85,11 +85,7 @@ class ScaledWeight:
 
     def dense(self, dtype: torch.dtype) -> Tensor:
         """The weight as a plain tensor."""
-        rows, columns = self.codes.shape
-        wide = factors_of(self.scales).repeat_interleave(self.block[0], 0)[:rows]
-        if self.block[1] < columns:
-            wide = wide.repeat_interleave(self.block[1], 1)[:, :columns]
-        return (self.codes.float() * wide).to(dtype)
+        return widened(self.codes, self.scales, self.block).to(dtype)
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,6 +113,18 @@ class PackedWeight:
 
 
 Weight = DenseWeight | GroupedWeight | ScaledWeight | PackedWeight
+
+
+def widened(codes: Tensor, scales: Tensor, block: tuple[int, int]) -> Tensor:
+    """The float32 numbers that 8-bit codes stand for.
+
+    codes: [..., rows, columns]; scales: [..., rows / block rows, columns / block columns], rounded up, of any dtype.
+    """
+    rows, columns = codes.shape[-2:]
+    wide = factors_of(scales).repeat_interleave(block[0], -2)[..., :rows, :]
+    if block[1] < columns:
+        wide = wide.repeat_interleave(block[1], -1)[..., :columns]
+    return codes.float() * wide
 
 
 def concatenate(parts: list[Weight] | tuple[Weight, ...]) -> Weight:

@@ -9,14 +9,20 @@ import torch
 from torch import Tensor
 
 from tokamak.core.minifloat import UE8M0, factors_of
-from tokamak.core.weight import GROUP_COLUMNS, DenseWeight, PackedWeight, ScaledWeight, Weight
+from tokamak.core.weight import (
+    GROUP_COLUMNS,
+    DenseWeight,
+    PackedWeight,
+    ScaledWeight,
+    Weight,
+    widened,
+)
 from tokamak.layers.build import Build
 from tokamak.layers.linear import Linear
 from tokamak.layers.norm import RMSNorm
 from tokamak.ops.moe_experts import moe_experts, scaled_experts
 from tokamak.ops.moe_route import moe_route
 from tokamak.ops.quant_linear import ScaleBlocks, group_of
-from tokamak.ops.quant_linear.reference import widened
 from tokamak.ops.quantize.blocks import decode_fp4
 from tokamak.ops.registry import REFERENCE, Op
 
@@ -100,7 +106,7 @@ class StackedExperts:
         """Hold the numbers in the model's dtype instead of 8 or 4 bits."""
         if self._scaled is not None:
             codes, scales, blocks = self._scaled
-            self._values = widened(codes, scales, blocks).to(self._dtype)
+            self._values = widened(codes, scales, blocks[:2]).to(self._dtype)
             self._scaled = None
         if self._packed is not None:
             self._values = decode_fp4(*self._packed).to(self._dtype)

@@ -8,8 +8,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from tokamak.core.weight import widened
 from tokamak.ops.activation.limited import silu_mul_limited
-from tokamak.ops.quant_linear.reference import ScaleBlocks, fake_quantized, widened
+from tokamak.ops.quant_linear.reference import ScaleBlocks, fake_quantized
 from tokamak.ops.quantize.blocks import decode_fp4
 from tokamak.ops.quantize.reference import fake_fp8
 from tokamak.ops.registry import op
@@ -33,7 +34,7 @@ def scaled_experts_limited(
 
     x, ids, weights, limit: as of `moe_experts_limited`; matrices, their scales and blocks as of `scaled_experts`.
     """
-    up, back = widened(gate_up, gate_up_scales, blocks), widened(down, down_scales, blocks)
+    up, back = widened(gate_up, gate_up_scales, blocks[:2]), widened(down, down_scales, blocks[:2])
     return _added(x, ids, weights, up, back, limit, lambda rows: fake_quantized(rows, blocks))
 
 

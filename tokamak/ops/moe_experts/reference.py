@@ -6,7 +6,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from tokamak.ops.quant_linear.reference import ScaleBlocks, fake_quantized, widened
+from tokamak.core.weight import widened
+from tokamak.ops.quant_linear.reference import ScaleBlocks, fake_quantized
 from tokamak.ops.registry import op
 
 GATHERED_PAIRS = 32
@@ -45,8 +46,8 @@ def scaled_experts(
     x, ids, weights: as of `moe_experts`. gate_up: float8_e4m3fn [experts, 2 * inner, width], down: [experts, width,
     inner]; scales: float32 [experts, rows / blocks.rows, columns / blocks.columns], rounded up.
     """
-    rounded, up = fake_quantized(x, blocks), widened(gate_up, gate_up_scales, blocks)
-    back = widened(down, down_scales, blocks)
+    rounded, up = fake_quantized(x, blocks), widened(gate_up, gate_up_scales, blocks[:2])
+    back = widened(down, down_scales, blocks[:2])
     total = torch.zeros(x.shape, dtype=torch.float32, device=x.device)
     for expert in range(gate_up.shape[0]):
         gate, above = functional.linear(rounded, up[expert]).chunk(2, dim=-1)

@@ -13,7 +13,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from tokamak.ops.quant_linear.reference import GROUP, ScaleBlocks, widened
+from tokamak.core.weight import widened
+from tokamak.ops.quant_linear.reference import GROUP, ScaleBlocks
 
 log = logging.getLogger(__name__)
 
@@ -60,7 +61,7 @@ def agrees(device: torch.device) -> bool:
     factors = torch.rand((rows + features, columns // GROUP), generator=generator, device=device)
     row_scales, scales = factors[:rows], factors[: features // GROUP].contiguous() / columns
     expected = (x.float() * row_scales.repeat_interleave(GROUP, 1)) @ widened(
-        weight, scales, ScaleBlocks(GROUP, GROUP)
+        weight, scales, (GROUP, GROUP)
     ).T
     try:
         found = multiply(x, row_scales, weight, scales).float()

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from tokamak.core.weight import widened
 from tokamak.ops.quantize.rows import quantize_rows
 from tokamak.ops.registry import op
 
@@ -49,7 +50,7 @@ def scaled_linear(
     x: [rows, columns]. codes: float8_e4m3fn [features, columns]; scales: float32 [features / blocks.rows, columns /
     blocks.columns], rounded up. Returns [rows, features] in `out_dtype`, rounded once.
     """
-    return functional.linear(fake_quantized(x, blocks), widened(codes, scales, blocks)).to(
+    return functional.linear(fake_quantized(x, blocks), widened(codes, scales, blocks[:2])).to(
         out_dtype
     )
 
@@ -61,12 +62,3 @@ def fake_quantized(x: Tensor, blocks: ScaleBlocks) -> Tensor:
     assert group is not None, f"no kernel takes a weight of {columns} columns in blocks of {blocks}"
     codes, scales = quantize_rows.reference(x, group, blocks.power_of_two)
     return codes.float() * scales.repeat_interleave(group, 1)[:, :columns]
-
-
-def widened(codes: Tensor, scales: Tensor, blocks: ScaleBlocks) -> Tensor:
-    """The float32 numbers that codes stand for; codes: [..., features, columns], scales as of `scaled_linear`."""
-    features, columns = codes.shape[-2:]
-    wide = scales.repeat_interleave(blocks.rows, -2)[..., :features, :]
-    if blocks.columns < columns:
-        wide = wide.repeat_interleave(blocks.columns, -1)[..., :columns]
-    return codes.float() * wide
