@@ -14,7 +14,7 @@ from tokamak.ops.linear.device import ScaledLinear
 from tokamak.ops.load import load_backends
 from tokamak.ops.moe_experts import moe_experts, scaled_experts
 from tokamak.ops.moe_experts.cases import scaled_experts_cases
-from tokamak.ops.quant_linear import ScaleBlocks, group_of, scaled_linear
+from tokamak.ops.quant_linear import ScaleBlocks, group_of, library, scaled_linear
 from tokamak.ops.quant_linear.cases import scaled_linear_cases
 from tokamak.ops.quant_linear.reference import fake_quantized
 from tokamak.ops.quantize import quantize_rows
@@ -194,3 +194,16 @@ def test_a_weight_is_stored_to_the_nearest_code_of_its_blocks(block):
     assert torch.equal(again.codes.view(torch.uint8), weight.codes.view(torch.uint8))
     zeros = scaled_weight(torch.zeros(4, 4), block).dense(torch.float32)
     assert torch.equal(zeros, torch.zeros(4, 4))
+
+
+def test_pytorch_multiplies_many_rows_of_whole_blocks_alone():
+    square, small = ScaleBlocks(128, 128), ScaleBlocks(32, 32, power_of_two=True)
+
+    assert library.takes(256, 4096, square, torch.bfloat16)
+    assert not library.takes(255, 4096, square, torch.bfloat16)
+    assert not library.takes(256, 4096, square, torch.float32)
+    assert not library.takes(256, 4224, square, torch.bfloat16)
+    assert not library.takes(256, 4096, small, torch.bfloat16)
+    assert library.suits(square, 4096)
+    assert not library.suits(small, 4096)
+    assert not library.agrees(torch.device("cpu"))

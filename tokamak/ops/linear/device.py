@@ -174,8 +174,9 @@ class ScaledLinear(FusedLinear):
         self._codes, self._scales = weight.codes.contiguous(), factors_of(weight.scales)
         self._blocks = ScaleBlocks(*weight.block, weight.scales.dtype == UE8M0)
         self._scaled_linear, choice = scaled_linear.bind(facts)
-        # Asked before anything is recorded, as the first answer waits for the device.
-        library.agrees(self._codes.device)
+        if library.suits(self._blocks, self._codes.shape[1]):
+            # Asked before anything is recorded, as the first answer waits for the device.
+            library.agrees(self._codes.device)
         self.choices = (choice, *self.choices)
 
     @staticmethod

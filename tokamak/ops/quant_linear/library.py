@@ -27,14 +27,14 @@ CHECKED = (256, 384, 1024)
 CLOSE = 2.0**-6
 
 
+def suits(blocks: ScaleBlocks, columns: int) -> bool:
+    """Whether it has products with such a weight."""
+    return blocks[:2] == (GROUP, GROUP) and columns % (GROUP * WHOLE_GROUPS) == 0
+
+
 def takes(rows: int, columns: int, blocks: ScaleBlocks, out_dtype: torch.dtype) -> bool:
-    """Whether it has a product of these sizes."""
-    return (
-        blocks[:2] == (GROUP, GROUP)
-        and rows >= LEAST_ROWS
-        and columns % (GROUP * WHOLE_GROUPS) == 0
-        and out_dtype == torch.bfloat16
-    )
+    """Whether it has a product of these sizes, and is the faster one."""
+    return rows >= LEAST_ROWS and out_dtype == torch.bfloat16 and suits(blocks, columns)
 
 
 def multiply(x: Tensor, row_scales: Tensor, codes: Tensor, scales: Tensor) -> Tensor:
