@@ -61,7 +61,7 @@ unit: .venv-test ## the unit tests alone
 	$(TEST)pytest -q tests/unit $(ARGS)
 
 rest: .venv-test ## the CPU tests that `check` leaves out
-	$(TEST)pytest -q -m "not gpu and not multigpu" tests/reference tests/distributed tests/server tests/e2e
+	$(TEST)pytest -q -n auto --maxprocesses=8 --dist loadfile -m "not gpu and not multigpu" tests/reference tests/distributed tests/server tests/e2e
 
 wheel: .venv-test ## the wheel in an empty environment, tried from another folder
 	$(TEST)python tools/wheel.py

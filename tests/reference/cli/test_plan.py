@@ -14,8 +14,6 @@ from tokamak.cli import main
 from tokamak.config.places import CACHE_VARIABLE
 from tokamak.graphs.request_graph import ReqGraph
 
-pytestmark = pytest.mark.timeout(300)
-
 SMALL = ["--dtype", "fp32", "--threads", "1", "--max-num-seqs", "3", "--max-model-len", "64"]
 
 

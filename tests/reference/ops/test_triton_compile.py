@@ -15,7 +15,6 @@ HAS_TRITON = importlib.util.find_spec("triton") is not None
 pytestmark = [
     pytest.mark.vendor("triton"),
     pytest.mark.skipif(not HAS_TRITON, reason="triton is not installed"),
-    pytest.mark.timeout(300),
 ]
 VENDORS = ("nvidia", "amd")
 CODE = {"nvidia": "ptx", "amd": "amdgcn"}

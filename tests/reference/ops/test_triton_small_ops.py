@@ -67,7 +67,6 @@ pytestmark = [
     pytest.mark.skipif(
         importlib.util.find_spec("triton") is None, reason="triton is not installed"
     ),
-    pytest.mark.timeout(300),
 ]
 
 
