@@ -12,7 +12,8 @@ from pathlib import Path
 import pytest
 
 from tokamak.core.request import FinishReason, SamplingParams
-from tokamak.llm import LLM, RequestOutput
+from tokamak.engine.gathered import RequestOutput
+from tokamak.llm import LLM
 
 pytestmark = [pytest.mark.weights, pytest.mark.slow]
 
