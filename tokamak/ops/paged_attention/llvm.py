@@ -21,9 +21,10 @@ from torch import Tensor
 
 from tokamak.ops.jit.available import fits
 from tokamak.ops.jit.compiler import KernelSource, Library, float_bits
-from tokamak.ops.jit.language import I32, Kernel, Num, Pointer
+from tokamak.ops.jit.language import Kernel
 from tokamak.ops.jit.objects import host
 from tokamak.ops.jit.torch_kinds import KINDS, fresh
+from tokamak.ops.jit.values import I32, Num, Pointer
 from tokamak.ops.paged_attention.padded import padded_paged_attention
 from tokamak.ops.paged_attention.reference import paged_attention
 from tokamak.ops.registry import takes_own
