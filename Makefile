@@ -48,11 +48,12 @@ doctor: .venv   ## what this machine is, and what would be chosen on it
 test: .venv-test ## set up, then run everything a CPU can run
 	@$(MAKE) --no-print-directory check rest wheel
 
-check: .venv-test ## lint, types, layers, unit, tour, docs: about a minute
+check: .venv-test ## lint, types, layers, sizes, unit, tour, docs: about a minute
 	$(TEST)ruff check .
 	$(TEST)ruff format --check .
 	$(TEST)basedpyright --pythonpath $(TEST)python
 	$(TEST)lint-imports
+	$(TEST)python tools/sizes.py --check
 	$(TEST)python tools/tour.py
 	$(TEST)python tools/reference_docs.py --check
 	$(TEST)pytest -q tests/unit
