@@ -10,9 +10,14 @@ from pathlib import Path
 
 import pytest
 
+from tokamak.cache.launch import LaunchStorage
+from tokamak.cache.view import PagedBuffers
 from tokamak.core.context import StepContext
 from tokamak.core.inputs import AttnHalf, AttnStep, StepInputs
 from tokamak.core.plan import Admission, Grants, StepPlan, StepShape
+from tokamak.layers.attention.scorer import IndexRows
+from tokamak.layers.attention.sparse import Picked
+from tokamak.layers.attention.tail import TailRows
 from tokamak.runner.status import PrevStatus
 
 PACKAGE = Path(__file__).resolve().parents[2] / "tokamak"
@@ -21,6 +26,8 @@ VALUES = (
     StepPlan, StepShape, StepInputs, AttnStep, AttnHalf, StepContext, PrevStatus, Admission, Grants,
 )  # fmt: skip
 
+TABLES = (PagedBuffers, LaunchStorage, IndexRows, Picked, TailRows)
+"""What is read at home too."""
 
 WAITING = {
     ("StepShape", "cut"): "two-batch overlap",
@@ -63,6 +70,13 @@ def test_every_field_of_a_step_is_read_outside_the_module_that_defines_it(value)
 
     waiting = [field for name, field in WAITING if name == value.__name__]
     assert found == waiting
+
+
+@pytest.mark.parametrize("value", TABLES, ids=lambda value: value.__name__)
+def test_every_field_of_what_a_step_s_tables_are_made_in_is_read(value):
+    read = attributes_read(package_sources().values())
+
+    assert [field.name for field in dataclasses.fields(value) if field.name not in read] == []
 
 
 def test_a_field_that_is_only_written_or_read_at_home_is_found():

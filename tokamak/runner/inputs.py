@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from tokamak.cache.groups import CacheGroup
+from tokamak.cache.launch import LaunchStorage
 from tokamak.cache.tables import BlockTables
 from tokamak.cache.view import PagedBuffers, PagedView, Site
 from tokamak.core.inputs import StepInputs
@@ -22,6 +23,8 @@ from tokamak.device.staging import staged
 from tokamak.device.waits import HostWaits
 from tokamak.layers.build import Build
 from tokamak.ops.step_prep import fill_indptrs, fill_step, fill_unit_tiles
+from tokamak.ops.walk_plan import fill_walk_plan
+from tokamak.ops.walk_plan.sizes import walk_programs
 from tokamak.runner.dummy import NULL_SLOT
 from tokamak.runner.host_arena import Half, check_room, lay_out
 
@@ -120,6 +123,7 @@ class InputArena:
         self._staged: _Staged | None = None
         self._turn = 0
         self._fill = build.bind(fill_step)
+        bind_walk, programs = build.bind(fill_walk_plan), walk_programs(build.facts, device)
         bind_indptrs, bind_tiles = build.bind(fill_indptrs), build.bind(fill_unit_tiles)
         self._buffers = {
             group.name: PagedBuffers(
@@ -130,6 +134,7 @@ class InputArena:
                 block_tokens=block_tokens,
                 fill_indptrs=bind_indptrs,
                 fill_unit_tiles=bind_tiles,
+                launch=LaunchStorage(programs=programs, fill=bind_walk),
                 site=site,
             )
             for at, group in enumerate(groups)

@@ -26,6 +26,7 @@ CASES = {
         "fill_indptrs": "tokamak.ops.step_prep.cases:fill_indptrs_cases",
         "fill_unit_tiles": "tokamak.ops.step_prep.cases:fill_unit_tiles_cases",
     },
+    "walk_plan": {"fill_walk_plan": "tests.support.op_cases:walked_steps"},
     "quantize": {
         "quantize_rows": "tokamak.ops.quantize.rows_cases:quantize_rows_cases",
         "fake_fp8": "tokamak.ops.quantize.cases:fake_fp8_cases",
