@@ -17,7 +17,6 @@ from tokamak.core.inputs import AttnHalf, AttnStep, StepInputs
 from tokamak.core.plan import Admission, Grants, StepPlan, StepShape
 from tokamak.layers.attention.scorer import IndexRows
 from tokamak.layers.attention.sparse import Picked
-from tokamak.layers.attention.tail import TailRows
 from tokamak.runner.status import PrevStatus
 
 PACKAGE = Path(__file__).resolve().parents[2] / "tokamak"
@@ -26,7 +25,7 @@ VALUES = (
     StepPlan, StepShape, StepInputs, AttnStep, AttnHalf, StepContext, PrevStatus, Admission, Grants,
 )  # fmt: skip
 
-TABLES = (PagedBuffers, LaunchStorage, IndexRows, Picked, TailRows)
+TABLES = (PagedBuffers, LaunchStorage, IndexRows, Picked)
 """What is read at home too."""
 
 WAITING = {
