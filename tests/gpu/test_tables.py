@@ -30,7 +30,6 @@ HAS_GPU = torch.cuda.is_available()
 pytestmark = [
     pytest.mark.gpu,
     pytest.mark.skipif(not HAS_GPU, reason="torch.cuda.is_available() is False"),
-    pytest.mark.timeout(300),
 ]
 GPU = torch.device("cuda", 0)
 TABLE_ROWS, WIDTH = 5000, 256
