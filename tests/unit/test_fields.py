@@ -32,7 +32,6 @@ WAITING = {
     ("StepShape", "cut"): "two-batch overlap",
     ("StepShape", "uniform_rows"): "the all-to-all of expert parallel",
     ("StepContext", "running_table"): "the all-to-all of expert parallel",
-    ("StepContext", "streams"): "host tables staged beside the forward",
     ("PrevStatus", "accepted"): "drafts",
     ("PrevStatus", "next_token"): "drafts",
 }

@@ -100,6 +100,11 @@ class EngineOptions(BaseSettings):
         "model",
         "Where the model runs; auto is a GPU if there is one and triton, else the CPU.",
     )
+    engram_tables: Literal["auto", "device", "host"] = _option(
+        "auto",
+        "model",
+        "Where tables of n-grams (DeepSeek V4.1) lie: host is pinned memory for a GPU, the mapped file for a CPU.",
+    )
     max_model_len: Auto | Count = _option(
         "auto", "model", "Most tokens of prompt and output together; auto is the most that fits."
     )

@@ -187,6 +187,7 @@ def make_build(config: EngineConfig) -> Build:
         cache_dtype=config.cache.dtype,
         exact=config.model.exact,
         max_model_len=config.model.max_model_len,
+        host_tables=config.model.tables == "host",
         prefer=dict(config.kernels.prefer),
     )
 
