@@ -32,6 +32,7 @@ FORMS = ("chosen", "in pieces")
 IN_PIECES = (
     "small blocks window 33 and entries float32", "decode window 33 and entries float32",
     "equal scores decode alone", "equal scores small blocks makes candidates",
+    "decode of records",
 )  # fmt: skip
 LEFT_TO_DEVICES = (
     "window 1 bfloat16",
@@ -71,10 +72,10 @@ def _calls(op: str) -> tuple[Callable[..., object], ...]:
 
     def attend(*arguments: Any) -> None:
         if len(arguments[0]):
-            attend_sparsely(*arguments, SparseForm(2, 16, 4, 4, 1))  # pyright: ignore[reportCallIssue]
+            attend_sparsely(*arguments[:13], SparseForm(2, 16, 4, 4, 1), *arguments[13:])  # pyright: ignore[reportCallIssue]
 
     def choose(*arguments: Any) -> None:
-        select_in_form(*arguments, SelectForm(4, 16), shared_reads=1)  # pyright: ignore[reportCallIssue]
+        select_in_form(*arguments[:12], SelectForm(4, 16), 1, *arguments[12:])  # pyright: ignore[reportCallIssue]
 
     if op == "select_entries":
         return triton_select_entries, choose

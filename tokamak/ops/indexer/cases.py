@@ -8,15 +8,22 @@ import torch
 
 from tokamak.ops.case import Case, seeded
 from tokamak.ops.paged_cases import LENGTHS, STEPS, Requests
+from tokamak.ops.records import MXFP4, KVFormat
 
 MOST, CANDIDATES, BLOCK_ENTRIES = 5, 3, 4
 KINDS = ("alone", "makes candidates", "keeps to candidates")
 
 
 def _make(
-    name: str, step: Requests, ratio: int, kind: str, *, equal: bool = False
+    name: str,
+    step: Requests,
+    ratio: int,
+    kind: str,
+    *,
+    equal: bool = False,
+    form: KVFormat | None = None,
 ) -> tuple[object, ...]:
-    generator, heads, dim = seeded(name), 4, 16
+    generator, heads, dim = seeded(name), 4, 16 if form is None else 32
     table = step.table(generator)
     positions = step.positions()
     tokens = len(positions)
@@ -26,6 +33,8 @@ def _make(
     if equal:
         # Sums of few whole numbers, so that they are exact and often the same.
         q, keys, weights = q.sign(), keys.sign(), weights.sign()
+    if form is not None:
+        keys = form.pack(keys)
     within = None
     if kind == "keeps to candidates":
         count = max(1, table.shape[1] * step.block_tokens // ratio // BLOCK_ENTRIES)
@@ -38,7 +47,7 @@ def _make(
         blocks = torch.full((tokens, CANDIDATES), -7, dtype=torch.int32)
     return (
         q, weights, keys, table, positions, step.starts(), step.width, ratio, within, BLOCK_ENTRIES,
-        torch.full((tokens, MOST), -7, dtype=torch.int32), blocks,
+        torch.full((tokens, MOST), -7, dtype=torch.int32), blocks, form,
     )  # fmt: skip
 
 
@@ -63,4 +72,9 @@ select_entries_cases += [
         (1, "keeps to candidates", False),
     )
     for title in [f"lengths by {ratio} {kind}{' of equal scores' if equal else ''}"]
+]
+select_entries_cases += [
+    Case(title, partial(_make, title, STEPS[name], 1, kind, form=MXFP4), 0.0, changed=(10, 11))
+    for name, kind in (("chunks", "makes candidates"), ("decode", "keeps to candidates"))
+    for title in [f"{name} of records {kind}"]
 ]

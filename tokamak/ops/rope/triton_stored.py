@@ -26,10 +26,12 @@ def stored(x, kind: tl.constexpr) -> tl.tensor:
 
 
 def takes(facts: DeviceFacts, cache_dtype: str) -> bool:
-    """Caches in any format, but in fp8 not on older chips of NVIDIA.
+    """Caches of numbers, not of records; in fp8 not on older chips of NVIDIA.
 
     For AMD's, Triton converts in software where the chip has no such numbers, or others of that name (gfx942).
     """
+    if cache_dtype == "native":
+        return False
     if cache_dtype != "fp8" or facts.vendor != "nvidia":
         return True
     return int(facts.arch.removeprefix("sm")) >= FIRST_NVIDIA

@@ -23,6 +23,8 @@ from tokamak.ops.paged_attention.triton_softmax import (
     leave_rows,
     merge_rows,
 )
+from tokamak.ops.records import KVFormat
+from tokamak.ops.records.triton_read import load_rows, name_of
 from tokamak.ops.sparse_attention.reference import sparse_attention
 from tokamak.ops.triton_facts import fits
 from tokamak.ops.triton_rows import offsets_of, request_of_row
@@ -40,15 +42,21 @@ SLICED = ("window_table_ptr", "entry_table_ptr", "positions_ptr", "starts_ptr")
 
 @triton.jit
 def _attend_rows(
-    q, rows_ptr, offsets, seen, most, total, mixed, scale, DIM: tl.constexpr, WIDE_DIM: tl.constexpr
+    q,
+    rows_ptr,
+    offsets,
+    seen,
+    most,
+    total,
+    mixed,
+    scale,
+    DIM: tl.constexpr,
+    WIDE_DIM: tl.constexpr,
+    FORMAT: tl.constexpr,
 ):
     """Go on with a running softmax over the rows at `offsets` of a cache, those that are `seen`."""
-    cols = tl.arange(0, WIDE_DIM)
-    mask = seen[:, None]
-    if DIM != WIDE_DIM:
-        mask = mask & (cols < DIM)[None, :]
     # What lies where nobody wrote may be no number.
-    keys = tl.load(rows_ptr + offsets[:, None] + cols[None, :], mask=mask, other=0.0).to(q.dtype)
+    keys = load_rows(rows_ptr, offsets, seen, DIM, WIDE_DIM, FORMAT).to(q.dtype)
     scores = tl.dot(q, tl.trans(keys), input_precision="ieee") * scale
     scores = tl.where(seen[None, :], scores, NEVER)
     larger = tl.maximum(most, tl.max(scores, axis=1))
@@ -112,6 +120,8 @@ def _sparse_attention_kernel(
     SPLITS: tl.constexpr,
     WIDE_SPLITS: tl.constexpr,
     MERGE_ROWS: tl.constexpr,
+    WINDOW_FORMAT: tl.constexpr,
+    ENTRY_FORMAT: tl.constexpr,
 ):
     pair, split = tl.program_id(0), tl.program_id(1)
     row, first_head = pair // HEAD_TILES, (pair % HEAD_TILES) * HEADS
@@ -138,7 +148,7 @@ def _sparse_attention_kernel(
             table, tl.maximum(at, 0), seen, stride_window_block, stride_window_row, WINDOW_BLOCK_ROWS
         )  # fmt: skip
         most, total, mixed = _attend_rows(
-            q, window_ptr, offsets, seen, most, total, mixed, power, DIM, WIDE_DIM
+            q, window_ptr, offsets, seen, most, total, mixed, power, DIM, WIDE_DIM, WINDOW_FORMAT
         )
     if chosen_ptr is not None:
         table = entry_table_ptr + request * stride_entry_table
@@ -152,7 +162,17 @@ def _sparse_attention_kernel(
                 table, tl.maximum(numbers, 0), seen, stride_entry_block, stride_entry_row, ENTRY_BLOCK_ROWS
             )  # fmt: skip
             most, total, mixed = _attend_rows(
-                q, entries_ptr, offsets, seen, most, total, mixed, power, DIM, WIDE_DIM
+                q,
+                entries_ptr,
+                offsets,
+                seen,
+                most,
+                total,
+                mixed,
+                power,
+                DIM,
+                WIDE_DIM,
+                ENTRY_FORMAT,
             )
     out = out_ptr + token * stride_out_token + first_head * stride_out_head
     leave_rows(
@@ -237,6 +257,8 @@ def attend_sparsely(
     sink: Tensor,
     out: Tensor,
     form: SparseForm,
+    window_form: KVFormat | None = None,
+    entry_form: KVFormat | None = None,
 ) -> None:
     """Attend in a form; arguments as of the op `sparse_attention`, at least one query."""
     tokens, all_heads, dim = q.shape
@@ -271,7 +293,8 @@ def attend_sparsely(
         out.stride(0), out.stride(1),
         ROWS=max(triton.next_power_of_2(form.heads), LEAST_ROWS),
         WINDOW_BLOCK_ROWS=window_rows.shape[2], ENTRY_BLOCK_ROWS=entries.shape[2], TILE=form.tile,
-        SCAN=min(triton.next_power_of_2(max(listed, 1)), 1024), **shared,
+        SCAN=min(triton.next_power_of_2(max(listed, 1)), 1024), WINDOW_FORMAT=name_of(window_form),
+        ENTRY_FORMAT=name_of(entry_form), **shared,
         num_warps=form.warps, num_stages=form.stages,
     )  # fmt: skip
     if splits > 1:
@@ -295,6 +318,8 @@ def triton_sparse_attention(
     scale: float,
     sink: Tensor,
     out: Tensor,
+    window_form: KVFormat | None = None,
+    entry_form: KVFormat | None = None,
 ) -> None:
     """Attend from this step's queries to the newest rows of their request and to listed entries."""
     tokens, heads, dim = q.shape
@@ -305,4 +330,5 @@ def triton_sparse_attention(
     attend_sparsely(
         q, window_rows, window_table, entries, entry_table, chosen, positions, query_starts, q_width,
         window_tokens, scale, sink, out, choose_form(tokens, heads, keys, row_bytes, q.device),
+        window_form, entry_form,
     )  # fmt: skip
