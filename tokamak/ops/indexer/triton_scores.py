@@ -11,7 +11,7 @@ import triton.language as tl
 from torch import Tensor
 
 from tokamak.ops.records import KVFormat
-from tokamak.ops.records.triton_read import load_rows, name_of
+from tokamak.ops.records.triton_read import format_of, load_rows
 from tokamak.ops.triton_rows import offsets_of, request_of_row
 
 LEAST = 16
@@ -182,7 +182,7 @@ def score_band(
     )  # fmt: skip
     sizes = {
         "HEADS": heads, "WIDE_HEADS": wide_heads, "DIM": dim, "WIDE_DIM": wide, "BLOCK_ROWS": keys.shape[2],
-        "TILE": tile, "FORMAT": name_of(key_form),
+        "TILE": tile, "FORMAT": format_of(keys, key_form, dim),
     }  # fmt: skip
     count = band.stop - band.start
     if within is None:

@@ -24,7 +24,7 @@ from tokamak.ops.paged_attention.triton_softmax import (
     merge_rows,
 )
 from tokamak.ops.records import KVFormat
-from tokamak.ops.records.triton_read import load_rows, name_of
+from tokamak.ops.records.triton_read import format_of, load_rows
 from tokamak.ops.sparse_attention.reference import sparse_attention
 from tokamak.ops.triton_facts import fits
 from tokamak.ops.triton_rows import offsets_of, request_of_row
@@ -220,18 +220,25 @@ class SparseForm:
 
 
 def choose_form(
-    tokens: int, heads: int, keys: int, row_bytes: int, device: torch.device
+    tokens: int,
+    heads: int,
+    keys: int,
+    row_bytes: int,
+    device: torch.device,
+    *,
+    packed: bool = False,
 ) -> SparseForm:
     """The form for a call of these sizes; `keys`: a query's at most; `row_bytes`: of one as products take it.
 
     A program of 64 heads fills a multiprocessor, so queries are split until each has one. Sizes do not depend on how
     long requests are: a recorded call and an eager one add in the same order.
     AMD's compute units have 64 KiB for tiles that several threads read, Nvidia's more than three times that. Rows
-    of float32 are multiplied without matrix units on Nvidia's, so few at a time.
+    of float32 are multiplied without matrix units on Nvidia's, so few at a time. Records (`packed`) take registers
+    while they become numbers, so there are fewer heads and rows beside them.
     """
     is_amd = torch.version.hip is not None
-    most = MOST_HEADS // 2 if is_amd else MOST_HEADS
-    room = 32768 if is_amd else 65536
+    most = MOST_HEADS // 2 if is_amd or packed else MOST_HEADS
+    room = 65536 >> is_amd + packed
     if row_bytes > ROW_BYTES:
         most, room = LEAST_ROWS, 32768
     in_tile = next(each for each in range(min(heads, most), 0, -1) if heads % each == 0)
@@ -239,7 +246,8 @@ def choose_form(
     pairs = max(tokens * (heads // in_tile), 1)
     spare = min(processors_of(device) // pairs, -(-keys // tile), MOST_SPLITS)
     splits = 1 << max(spare.bit_length() - 1, 0)
-    return SparseForm(in_tile, tile, splits, 8 if in_tile > 32 else 4, 1 if is_amd else 2)
+    few_heads = 16 if packed and not is_amd else 32
+    return SparseForm(in_tile, tile, splits, 8 if in_tile > few_heads else 4, 1 if is_amd else 2)
 
 
 def attend_sparsely(
@@ -265,6 +273,7 @@ def attend_sparsely(
     if chosen is None or not chosen.shape[1]:
         # Never read: the kernel has no loop over entries.
         chosen, entries, entry_table, listed = None, window_rows, window_table, 0
+        entry_form = window_form
     else:
         assert entries is not None, "entries are chosen, and there are none"
         assert entry_table is not None, "entries are chosen, and no table says where they lie"
@@ -293,8 +302,8 @@ def attend_sparsely(
         out.stride(0), out.stride(1),
         ROWS=max(triton.next_power_of_2(form.heads), LEAST_ROWS),
         WINDOW_BLOCK_ROWS=window_rows.shape[2], ENTRY_BLOCK_ROWS=entries.shape[2], TILE=form.tile,
-        SCAN=min(triton.next_power_of_2(max(listed, 1)), 1024), WINDOW_FORMAT=name_of(window_form),
-        ENTRY_FORMAT=name_of(entry_form), **shared,
+        SCAN=min(triton.next_power_of_2(max(listed, 1)), 1024), WINDOW_FORMAT=format_of(window_rows, window_form, dim),
+        ENTRY_FORMAT=format_of(entries, entry_form, dim), **shared,
         num_warps=form.warps, num_stages=form.stages,
     )  # fmt: skip
     if splits > 1:
@@ -327,8 +336,9 @@ def triton_sparse_attention(
         return
     keys = window_tokens + (0 if chosen is None else chosen.shape[1])
     row_bytes = dim * max(q.element_size(), window_rows.element_size())
+    packed = window_form is not None or entry_form is not None
+    form = choose_form(tokens, heads, keys, row_bytes, q.device, packed=packed)
     attend_sparsely(
         q, window_rows, window_table, entries, entry_table, chosen, positions, query_starts, q_width,
-        window_tokens, scale, sink, out, choose_form(tokens, heads, keys, row_bytes, q.device),
-        window_form, entry_form,
+        window_tokens, scale, sink, out, form, window_form, entry_form,
     )  # fmt: skip
