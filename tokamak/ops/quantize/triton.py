@@ -1,4 +1,4 @@
-# pyright: reportArgumentType=false, reportCallIssue=false
+# pyright: reportArgumentType=false, reportCallIssue=false, reportGeneralTypeIssues=false
 """Round trips through the block formats in Triton: one program for some blocks of a row, one pass.
 
 Numbers are rounded by adding and subtracting 1.5 * 2^23 steps, which rounds to even everywhere, so that no chip needs

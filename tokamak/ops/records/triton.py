@@ -1,4 +1,4 @@
-# pyright: reportArgumentType=false, reportCallIssue=false
+# pyright: reportArgumentType=false, reportCallIssue=false, reportGeneralTypeIssues=false
 """Rows to records of a cache in Triton: one program for some blocks of a row, rounded and stored in one pass."""
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-# pyright: reportArgumentType=false, reportCallIssue=false
+# pyright: reportArgumentType=false, reportAssignmentType=false, reportCallIssue=false
 """How do Triton kernels read rows of a cache, numbers or records? Records become numbers in registers, by their bits."""
 
 from __future__ import annotations
