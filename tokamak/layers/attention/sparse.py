@@ -148,7 +148,7 @@ class Indexer:
                 self._block_entries,
                 listed,
                 best if best.shape[1] else None,
-                key_form=self._keys.form,
+                self._keys.form,
             )
         for lists in (chosen, blocks):
             lists[context.attn.tokens :].fill_(NONE)
@@ -242,7 +242,7 @@ class SparseAttention:
                 self._scale,
                 self.sink.values,
                 mixed,
-                window_form=self.window.form,
-                entry_form=None if entries is None else entries.form,
+                self.window.form,
+                None if entries is None else entries.form,
             )
         hand_back(context, out)
