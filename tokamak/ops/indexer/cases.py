@@ -75,6 +75,6 @@ select_entries_cases += [
 ]
 select_entries_cases += [
     Case(title, partial(_make, title, STEPS[name], 1, kind, form=MXFP4), 0.0, changed=(10, 11))
-    for name, kind in (("chunks", "makes candidates"), ("decode", "keeps to candidates"))
+    for name, kind in (("small blocks", "makes candidates"), ("decode", "keeps to candidates"))
     for title in [f"{name} of records {kind}"]
 ]

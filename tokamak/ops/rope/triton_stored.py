@@ -7,6 +7,7 @@ import triton
 import triton.language as tl
 
 from tokamak.device.facts import DeviceFacts
+from tokamak.ops.registry import takes_numbers
 from tokamak.ops.rope.reference import FP8_LARGEST
 
 LARGEST: tl.constexpr = tl.constexpr(FP8_LARGEST)
@@ -30,7 +31,7 @@ def takes(facts: DeviceFacts, cache_dtype: str) -> bool:
 
     For AMD's, Triton converts in software where the chip has no such numbers, or others of that name (gfx942).
     """
-    if cache_dtype == "native":
+    if not takes_numbers(facts, cache_dtype):
         return False
     if cache_dtype != "fp8" or facts.vendor != "nvidia":
         return True

@@ -86,7 +86,7 @@ sparse_attention_cases += [
         changed=(12,),
     )
     for name, window, has_entries, dtype in (
-        ("chunks", 33, True, torch.float32),
+        ("small blocks", 33, True, torch.float32),
         ("decode", 8, True, torch.bfloat16),
         ("drafts", 33, False, torch.float32),
     )
