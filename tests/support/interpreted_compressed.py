@@ -35,7 +35,7 @@ SCORE_ROOM = {"chosen": sizes.SCORE_ROOM, "in pieces": 300}
 IN_PIECES = (
     "small blocks window 33 and entries float32", "decode window 33 and entries float32",
     "equal scores decode alone", "equal scores small blocks makes candidates",
-    "walked drafts",
+    "walked drafts", "decode of records",
 )  # fmt: skip
 LEFT_TO_DEVICES = (
     "window 1 bfloat16",
@@ -75,10 +75,11 @@ def _calls(op: str) -> tuple[Callable[..., object], ...]:
 
     def attend(*arguments: Any) -> None:
         if len(arguments[0]):
-            attend_sparsely(*arguments, SparseForm(2, 16, 4, 4, 1))  # pyright: ignore[reportCallIssue]
+            attend_sparsely(*arguments[:13], SparseForm(2, 16, 4, 4, 1), *arguments[13:])  # pyright: ignore[reportCallIssue]
 
     def choose(*arguments: Any) -> None:
-        select_in_form(*arguments[:12], SelectForm(4, 16), shared_reads=1, plans=arguments[12])  # pyright: ignore[reportCallIssue]
+        form, plans = arguments[12:]
+        select_in_form(*arguments[:12], SelectForm(4, 16), 1, form, plans)  # pyright: ignore[reportCallIssue]
 
     if op == "select_entries":
         return triton_select_entries, choose

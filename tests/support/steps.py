@@ -197,8 +197,9 @@ class ModelDriver:
         for kind in model.sub_caches():
             shape = (blocks, kind.heads, block_tokens // kind.stride_tokens, kind.width)
             dtype = getattr(torch, kind.dtype)
-            # Not a number, so that reading what was never written shows.
-            views[kind.name] = [torch.full(shape, float("nan"), dtype=dtype) for _ in kind.layers]
+            # Not a number, so that reading what was never written shows; in records, bytes of ones say so.
+            unwritten = 255 if dtype == torch.uint8 else float("nan")
+            views[kind.name] = [torch.full(shape, unwritten, dtype=dtype) for _ in kind.layers]
         model.bind_caches(views)
 
     def step(

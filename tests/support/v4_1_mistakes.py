@@ -198,7 +198,7 @@ def entries_rounded(
 
 def index_not_rounded(model: DeepseekV41, patch: pytest.MonkeyPatch) -> None:
     for source in _sources(model):
-        source._rounding = replace(source._rounding, index=_as_is)
+        source._rounding = replace(source._rounding, key=_as_is)
     for indexer in _indexers(model):
         indexer._round = _as_is
 

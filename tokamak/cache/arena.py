@@ -15,6 +15,7 @@ _DTYPES = {
     "float32": torch.float32,
     "bfloat16": torch.bfloat16,
     "fp8": torch.float8_e4m3fn,
+    "uint8": torch.uint8,
 }
 
 

@@ -13,7 +13,7 @@ from tokamak.cache.groups import CacheGroup
 
 REGION_ALIGNMENT_BYTES = 4096
 
-_DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "fp8": 1}
+_DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "fp8": 1, "uint8": 1}
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,8 +9,10 @@ from dataclasses import dataclass
 from typing import Literal
 
 DType = Literal["float32", "bfloat16"]
-CacheDType = Literal["float32", "bfloat16", "fp8"]
-"""Number formats of keys and values. fp8 is E4M3 without a scale: numbers beyond 448 become that."""
+CacheDType = Literal["float32", "bfloat16", "fp8", "native"]
+"""Number formats of keys and values. fp8 is E4M3 without a scale: numbers beyond 448 become that. native are the packed
+formats that a model was trained to keep its rows in, each kind of row in its own.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -119,11 +119,12 @@ class EngineOptions(BaseSettings):
         "auto", "cache", "Memory for the cache of all requests, such as 2GiB."
     )
     kv_cache_dtype: Annotated[
-        Literal["auto", "bfloat16", "fp8"], BeforeValidator(spelled_cache_dtype)
+        Literal["auto", "bfloat16", "fp8", "native"], BeforeValidator(spelled_cache_dtype)
     ] = _option(
         "auto",
         "cache",
-        "Keys and values: bfloat16 (bf16), fp8 (fp8_e4m3; unscaled, twice the tokens), or dtype's format.",
+        "Keys and values: bfloat16 (bf16), fp8 (fp8_e4m3; unscaled, twice the tokens), native (packed as the model was "
+        "trained to keep them, without loss), or dtype's format.",
     )
     num_blocks_override: Count | None = _option(
         None, "cache", "Exactly this many cache blocks, whatever memory they take."

@@ -18,7 +18,8 @@ from tokamak.config.settle_tables import Tables, settle_tables
 from tokamak.device.facts import DeviceFacts
 from tokamak.errors import OptionError
 
-DTYPE_BYTES: dict[CacheDType, int] = {"float32": 4, "bfloat16": 2, "fp8": 1}
+DTYPE_BYTES: dict[CacheDType, int] = {"float32": 4, "bfloat16": 2, "fp8": 1, "native": 2}
+"""Of a number. Native formats take less, but what is kept in float32 beside them is counted as two numbers."""
 
 SCALED_SHARE = 128
 """8-bit numbers of a weight that take at most one byte more with their scales."""

@@ -33,6 +33,12 @@ def takes_any(facts: DeviceFacts, cache_dtype: str) -> bool:
     return True
 
 
+def takes_numbers(facts: DeviceFacts, cache_dtype: str) -> bool:
+    """Caches may have any format whose rows are numbers, not records."""
+    del facts
+    return cache_dtype != "native"
+
+
 def takes_own(facts: DeviceFacts, cache_dtype: str) -> bool:
     """Caches must have the format of the rows."""
     del facts, cache_dtype

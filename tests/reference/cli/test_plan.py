@@ -114,13 +114,18 @@ def test_the_doctor_names_a_size_that_differs(
     assert "request bucket 1 at size 1" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize(("dtype", "bytes_a_token"), [("bfloat16", 3200), ("fp32", 6400)])
+@pytest.mark.parametrize(
+    ("dtype", "kept", "bytes_a_token"),
+    [("bfloat16", "auto", 3200), ("fp32", "auto", 6400), ("bfloat16", "native", 890)],
+)
 def test_a_token_of_the_published_v4_1_takes_the_stated_bytes(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], dtype: str, bytes_a_token: int
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], dtype: str, kept: str, bytes_a_token: int
 ) -> None:
     """Of 40 layers 36 keep no entries: three makers keep a row for two tokens, and one a row for each."""
     (tmp_path / "config.json").write_text(json.dumps(V41_FLASH), encoding="utf-8")
-    flags = ("--load-format", "random", "--dtype", dtype, "--num-blocks-override", "8000")
+    flags = (
+        "--load-format", "random", "--dtype", dtype, "--num-blocks-override", "8000", "--kv-cache-dtype", kept,
+    )  # fmt: skip
 
     plan = told(capsys, "plan", tmp_path, *flags)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+import torch
 
 from tests.reference.ops.formulas import wide
 
@@ -133,6 +134,18 @@ def write_rows(cache, rows, slots):
     return held
 
 
+def write_records(cache, rows, slots, form):
+    held = cache.clone()
+    for row, slot in zip(rows, slots.tolist(), strict=True):
+        if slot >= 0:
+            held[slot // cache.shape[2], 0, slot % cache.shape[2]] = form.pack(row)
+    return held.numpy()
+
+
+def _numbers(cache, form, q):
+    return cache if form is None else form.unpack(cache, q.shape[-1], torch.float64)
+
+
 def fold_groups(state, table, positions, starts, q_width, ratio, overlapped, out):
     del q_width
     held, folded = wide(state), np.zeros(out.shape)
@@ -167,9 +180,11 @@ def select_entries(
     block_entries,
     chosen,
     blocks,
+    form,
     plans,
 ):
     del q_width, plans
+    keys = _numbers(keys, form, q)
     listed = np.full(chosen.shape, -1)
     best = None if blocks is None else np.full(blocks.shape, -1)
     for row, request in enumerate(_row_requests(starts)):
@@ -207,8 +222,11 @@ def sparse_attention(
     scale,
     sink,
     out,
+    window_form=None,
+    entry_form=None,
 ):
     del q_width
+    rows, entries = _numbers(rows, window_form, q), _numbers(entries, entry_form, q)
     mixed = np.zeros(out.shape)
     for row, request in enumerate(_row_requests(starts)):
         at = int(positions[row])

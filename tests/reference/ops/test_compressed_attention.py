@@ -24,7 +24,7 @@ def test_every_op_has_a_formula():
     assert {op.name for op, _ in OPS} == {
         "collapse_streams", "engram_gate", "engram_rows", "expand_streams", "fold_groups", "head_coefficients",
         "mix_coefficients", "moe_experts_limited", "moe_route_rooted", "moe_weigh_rooted", "rotate_pairs",
-        "select_entries", "silu_mul_limited", "sparse_attention", "write_rows",
+        "select_entries", "silu_mul_limited", "sparse_attention", "write_records", "write_rows",
     }  # fmt: skip
 
 

@@ -41,6 +41,7 @@ CASES = {
         "write_rows": "tokamak.ops.compress.cases:write_rows_cases",
         "fold_groups": "tokamak.ops.compress.cases:fold_groups_cases",
     },
+    "records": {"write_records": "tokamak.ops.records.cases:write_records_cases"},
     "quant_linear": {"scaled_linear": "tokamak.ops.quant_linear.cases:scaled_linear_cases"},
     "moe_route": {
         "moe_route_rooted": "tokamak.ops.moe_route.rooted_cases:moe_route_rooted_cases",

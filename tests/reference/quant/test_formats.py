@@ -142,3 +142,13 @@ def test_rows_and_records_of_other_sizes_are_refused(form):
         form.bytes_per_row(500)
     with pytest.raises(AssertionError, match=f"records of 100 bytes; {form.name} rows of 512"):
         form.unpack(torch.zeros((2, 100), dtype=torch.uint8), 512, torch.float32)
+
+
+def test_rows_that_were_rounded_before_may_lose_digits():
+    """Why ops pack what was computed: with the smallest scales, a second trip takes another one."""
+    row = torch.zeros(16)
+    row[0] = 9.0 * 2.0**-9
+
+    once = NVFP4.unpack(NVFP4.pack(row), 16, torch.float32)
+
+    assert not torch.equal(NVFP4.unpack(NVFP4.pack(once), 16, torch.float32), once)

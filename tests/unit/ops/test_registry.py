@@ -143,6 +143,19 @@ def test_fp8_caches_have_kernels_where_a_chip_converts_its_numbers(facts, attent
     }  # fmt: skip
 
 
+@pytest.mark.skipif(not HAS_TRITON, reason="triton is not installed")
+@pytest.mark.parametrize("facts", [NVIDIA, AMD], ids=lambda facts: facts.arch)
+def test_records_are_for_the_kernels_that_read_them_alone(facts):
+    names = ("select_entries", "sparse_attention", "write_records")
+    of_numbers = ("paged_attention", "rotate_and_cache", "rotate_cache_attend")
+
+    chosen = {name: OPS[name].bind(facts, cache_dtype="native")[1] for name in names + of_numbers}
+
+    assert {chosen[name].backend for name in names} == {"triton"}
+    assert {chosen[name].backend for name in of_numbers} == {REFERENCE}
+    assert all("caches in native are not for triton" in chosen[name].why for name in of_numbers)
+
+
 def test_compiled_kernels_of_a_cpu_leave_fp8_caches_to_others_and_say_so():
     facts = replace(cpu_facts(), libraries=frozenset({"llvmlite"}), features=frozenset({"avx2"}))
     if "llvm" not in {backend.name for backend in OPS["rotate_and_cache"].backends}:

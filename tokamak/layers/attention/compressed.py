@@ -6,6 +6,8 @@ ended, and where a prefix of another request ended.
 
 from __future__ import annotations
 
+from functools import partial
+
 import torch
 from torch import Tensor
 
@@ -18,6 +20,7 @@ from tokamak.layers.norm import RMSNorm
 from tokamak.layers.plain import Plain
 from tokamak.layers.rows import cut, hand_back
 from tokamak.ops.compress import fold_groups, write_rows
+from tokamak.ops.records import KVFormat, write_records
 from tokamak.ops.rope import rotate_pairs
 
 
@@ -31,15 +34,23 @@ def fold_groups_region(out: Tensor, layer: int) -> None:
 
 
 class CacheRows:
-    """One layer's rows in a cache group: where they are, and how a step writes them."""
+    """One layer's rows in a cache group: where they are, and how a step writes them.
 
-    def __init__(self, build: Build, group: str, ratio: int = 1) -> None:
-        self.group, self.ratio = group, ratio
-        self._write = build.bind(write_rows)
+    form: the format of records they are kept in, None where they are numbers.
+    """
+
+    def __init__(
+        self, build: Build, group: str, ratio: int = 1, form: KVFormat | None = None
+    ) -> None:
+        self.group, self.ratio, self.form = group, ratio, form
+        if form is None:
+            self._write = build.bind(write_rows)
+        else:
+            self._write = partial(build.bind(write_records), form=form)
         self._cache: Tensor | None = None
 
     def bind(self, cache: Tensor) -> None:
-        """Take the view, [blocks, 1, block_rows, width]."""
+        """Take the view, [blocks, 1, block_rows, width], or the bytes of records for a width."""
         self._cache = cache
 
     @property

@@ -87,8 +87,9 @@ class Scorer:
             block_entries,
             chosen,
             blocks,
+            rows.keys.form,
             # Rows that keep to lists of their own share no keys.
-            plans=None if within is not None else _plans(rows, chosen, blocks, block_entries),
+            None if within is not None else _plans(rows, chosen, blocks, block_entries),
         )
 
 

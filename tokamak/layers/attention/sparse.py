@@ -233,5 +233,7 @@ class SparseAttention:
                 self._scale,
                 self.sink.values,
                 mixed,
+                self.window.form,
+                None if entries is None else entries.form,
             )
         hand_back(context, out)

@@ -18,6 +18,7 @@ from tokamak.layers.build import Build
 from tokamak.layers.linear import Linear
 from tokamak.layers.norm import RMSNorm
 from tokamak.models.deepseek_v4.config import SharedConfig
+from tokamak.models.deepseek_v4.records import form_of, in_records
 from tokamak.quant.fake import fake_fp8, fake_mxfp4, fake_nvfp4
 
 WINDOW_BLOCK = 32
@@ -26,18 +27,22 @@ WINDOW_BLOCK = 32
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rounding:
-    """The narrow formats cached rows go through; nothing where a model has none."""
+    """The narrow formats that rows go through before they are cached or scored; nothing where a model has none."""
 
     window: Round
     entry: Round
-    index: Round
+    key: Round
+    query: Round
 
     @classmethod
-    def of_v4_1(cls, *, on: bool) -> Rounding:
-        """Window rows in 8 bits, entries and index rows in 4 bits."""
+    def of_v4_1(cls, *, on: bool, packed: bool = False) -> Rounding:
+        """Window rows in 8 bits, entries and index rows in 4 bits; `packed`: caches round what they pack."""
         if not on:
-            return cls(window=_as_is, entry=_as_is, index=_as_is)
-        return cls(window=partial(fake_fp8, block=WINDOW_BLOCK), entry=fake_nvfp4, index=fake_mxfp4)
+            return cls(window=_as_is, entry=_as_is, key=_as_is, query=_as_is)
+        if packed:
+            return cls(window=_as_is, entry=_as_is, key=_as_is, query=fake_mxfp4)
+        window = partial(fake_fp8, block=WINDOW_BLOCK)
+        return cls(window=window, entry=fake_nvfp4, key=fake_mxfp4, query=fake_mxfp4)
 
 
 def _as_is(x: Tensor) -> Tensor:
@@ -45,9 +50,16 @@ def _as_is(x: Tensor) -> Tensor:
 
 
 class Caches:
-    """The rows a model keeps: its sub-caches by name, and the layers that read and write them."""
+    """The rows a model keeps: its sub-caches by name, and the layers that read and write them.
 
-    def __init__(self, build: Build, sub_caches: Sequence[SubCache]) -> None:
+    With `packed`, rows that have a native format are records of it.
+    """
+
+    def __init__(
+        self, build: Build, sub_caches: Sequence[SubCache], *, packed: bool = False
+    ) -> None:
+        if packed:
+            sub_caches = in_records(sub_caches)
         self.sub_caches = tuple(sub_caches)
         self._group_of = {
             sub_cache.name: group.name
@@ -56,7 +68,12 @@ class Caches:
         }
         self._rows = {
             sub_cache.name: {
-                layer: CacheRows(build, self._group_of[sub_cache.name], sub_cache.stride_tokens)
+                layer: CacheRows(
+                    build,
+                    self._group_of[sub_cache.name],
+                    sub_cache.stride_tokens,
+                    form_of(sub_cache.name) if packed else None,
+                )
                 for layer in sub_cache.layers
             }
             for sub_cache in sub_caches
@@ -128,7 +145,7 @@ class EntrySource:
         latents = self.compressor(x, step)
         starts = group_starts(step, self.compressor.ratio)
         keys = self._rotation(self.key_norm(self.key_down(latents)), starts)
-        self.keys.write(self._rounding.index(keys), step)
+        self.keys.write(self._rounding.key(keys), step)
         self.entries.write(self._rounding.entry(self._rotation(latents, starts)), step)
 
 

@@ -36,6 +36,7 @@ from tokamak.models.deepseek_v4.attention import (
 from tokamak.models.deepseek_v4.compressed_ids import compressed_ids
 from tokamak.models.deepseek_v4.config_v4_1 import V41Config
 from tokamak.models.deepseek_v4.kept_v4_1 import sub_caches
+from tokamak.models.deepseek_v4.records import NATIVE, is_packed
 from tokamak.models.deepseek_v4.stages import V41Stages, cut_layer
 from tokamak.text.tokenizer import Tokenizer
 
@@ -48,7 +49,7 @@ class V41Layer:
     ) -> None:
         c, shared = config, config.shared
         ratio = c.ratios[layer]
-        rounding = Rounding.of_v4_1(on=c.rounds_caches)
+        rounding = Rounding.of_v4_1(on=c.rounds_caches, packed=build.cache_dtype == NATIVE)
         source = c.source_of(layer, c.entry_sources)
         entries = caches.rows(f"entries_{ratio}", source) if ratio else None
         self.engram = _make_engram(config, build, layer)
@@ -93,7 +94,7 @@ class V41Layer:
                 most=entry_room(build, ratio, shared.index_entries),
                 keys=caches.rows(f"index_keys_{ratio}", source),
                 rotation=rotation,
-                round_q=rounding.index,
+                round_q=rounding.query,
                 block_entries=c.block_entries,
                 candidates=entry_room(build, ratio * c.block_entries, c.candidate_blocks),
                 makes_candidates=chooses,
@@ -189,13 +190,15 @@ class DeepseekV41(Model):
     """DeepSeek V4.1: sparse attention over entries of few layers, n-gram memories, hyper-connections, experts."""
 
     architectures = ("DeepseekV41ForCausalLM",)
+    cache_dtypes = (NATIVE,)
 
     def __init__(self, config: V41Config, build: Build) -> None:
         super().__init__()
         self.config = config
         c = config.shared
         c.check_context(self.architectures[0], build.max_model_len)
-        self._caches = Caches(build, sub_caches(config, state_dtype(build)))
+        packed = is_packed(build, self.architectures[0], rounds=config.rounds_caches)
+        self._caches = Caches(build, sub_caches(config, state_dtype(build)), packed=packed)
         self._head = Head(build, c.vocab_tokens, c.width)
         self._embedding = Embedding(build, c.vocab_tokens, c.width, head=None)
         rotations = [

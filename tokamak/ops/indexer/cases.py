@@ -8,6 +8,7 @@ import torch
 
 from tokamak.ops.case import Case, seeded
 from tokamak.ops.paged_cases import LENGTHS, STEPS, Requests
+from tokamak.ops.records import MXFP4, KVFormat
 from tokamak.ops.walk_plan import fill_walk_plan
 from tokamak.ops.walk_plan.sizes import FIELDS, score_bands
 
@@ -18,9 +19,16 @@ KINDS = ("alone", "makes candidates", "keeps to candidates")
 
 
 def _make(
-    name: str, step: Requests, ratio: int, kind: str, *, equal: bool = False, walks: bool = False
+    name: str,
+    step: Requests,
+    ratio: int,
+    kind: str,
+    *,
+    equal: bool = False,
+    form: KVFormat | None = None,
+    walks: bool = False,
 ) -> tuple[object, ...]:
-    generator, heads, dim = seeded(name), 4, 16
+    generator, heads, dim = seeded(name), 4, 16 if form is None else 32
     table = step.table(generator)
     positions = step.positions()
     tokens = len(positions)
@@ -30,6 +38,8 @@ def _make(
     if equal:
         # Sums of few whole numbers, so that they are exact and often the same.
         q, keys, weights = q.sign(), keys.sign(), weights.sign()
+    if form is not None:
+        keys = form.pack(keys)
     within = None
     if kind == "keeps to candidates":
         count = max(1, table.shape[1] * step.block_tokens // ratio // BLOCK_ENTRIES)
@@ -49,7 +59,7 @@ def _make(
         )
     return (
         q, weights, keys, table, positions, step.starts(), step.width, ratio, within, BLOCK_ENTRIES,
-        torch.full((tokens, MOST), -7, dtype=torch.int32), blocks, plans,
+        torch.full((tokens, MOST), -7, dtype=torch.int32), blocks, form, plans,
     )  # fmt: skip
 
 
@@ -76,6 +86,11 @@ select_entries_cases += [
     for title in [f"lengths by {ratio} {kind}{' of equal scores' if equal else ''}"]
 ]
 select_entries_cases += [
+    Case(title, partial(_make, title, STEPS[name], 1, kind, form=MXFP4), 0.0, changed=(10, 11))
+    for name, kind in (("small blocks", "makes candidates"), ("decode", "keeps to candidates"))
+    for title in [f"{name} of records {kind}"]
+]
+select_entries_cases += [
     Case(title, partial(_make, title, step, ratio, kind, walks=True), 0.0, changed=(10, 11))
     for name, step, ratio, kind in (
         ("lengths", LENGTHS, 1, "alone"),
@@ -83,4 +98,13 @@ select_entries_cases += [
         ("drafts", STEPS["drafts"], 1, "makes candidates"),
     )
     for title in [f"walked {name} by {ratio} {kind}"]
+]
+select_entries_cases += [
+    Case(
+        title,
+        partial(_make, title, STEPS["drafts"], 1, "alone", form=MXFP4, walks=True),
+        0.0,
+        changed=(10, 11),
+    )
+    for title in ["walked drafts of records"]
 ]

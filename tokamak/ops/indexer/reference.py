@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from tokamak.ops.paged_rows import bands, place_of, requests_of_rows, rows_of_cache
+from tokamak.ops.records import KVFormat, numbers_of
 from tokamak.ops.registry import op
 
 NONE = -1
@@ -30,6 +31,7 @@ def select_entries(
     block_entries: int,
     chosen: Tensor,
     blocks: Tensor | None,
+    key_form: KVFormat | None = None,
     plans: Tensor | None = None,
 ) -> None:
     """List the entries that score highest for each row, among those it may see: of equals the earlier.
@@ -45,6 +47,7 @@ def select_entries(
     chosen: int32 [tokens, most], written: entry numbers in order, -1 behind the last.
     blocks: int32 [tokens, candidates], written unless None: the blocks with the highest single scores in order, the
     newest one that the row sees any of always among them, -1 behind the last.
+    key_form: where keys are records (uint8), their format; the last axis is then bytes.
     plans: int32 [bands, programs, 4] of `fill_walk_plan`, for kernels whose programs share the keys of a step evenly:
     of these rows, keeping what both lists hold, in bands of `score_bands`; None lets each deal as it likes.
     """
@@ -55,7 +58,7 @@ def select_entries(
     numbers = entries * (q.shape[2] + q.shape[1])
     for band in bands(tokens, numbers):
         visible = (positions[band].long() + 1) // ratio
-        scores = _scores(q[band], weights[band], keys, block_table, requests[band])
+        scores = _scores(q[band], weights[band], keys, block_table, requests[band], key_form)
         at = torch.arange(entries, device=q.device)
         seen = at < visible.unsqueeze(1)
         if within is not None:
@@ -70,7 +73,12 @@ def select_entries(
 
 
 def _scores(
-    q: Tensor, weights: Tensor, keys: Tensor, block_table: Tensor, requests: Tensor
+    q: Tensor,
+    weights: Tensor,
+    keys: Tensor,
+    block_table: Tensor,
+    requests: Tensor,
+    form: KVFormat | None,
 ) -> Tensor:
     """Scores of every row with every entry its request's table has room for: float32 [rows, entries]."""
     entries = torch.arange(block_table.shape[1] * keys.shape[2], device=q.device)
@@ -80,8 +88,9 @@ def _scores(
         entries.unsqueeze(0).expand(len(requests), -1),
         keys.shape[2],
     )
-    found = rows_of_cache(keys).index_select(0, places.reshape(-1)).view(*places.shape, -1)
-    products = torch.bmm(q.float(), found.float().transpose(1, 2))
+    found = rows_of_cache(keys).index_select(0, places.reshape(-1))
+    found = numbers_of(found, form, q.shape[2]).view(*places.shape, q.shape[2])
+    products = torch.bmm(q.float(), found.transpose(1, 2))
     return (weights.float().unsqueeze(-1) * products.relu()).sum(dim=1)
 
 

@@ -14,6 +14,7 @@ from tokamak.ops.indexer.triton_scores import score_band
 from tokamak.ops.indexer.triton_select import SelectForm, Source, best_of_blocks, select
 from tokamak.ops.indexer.triton_walk import score_walk
 from tokamak.ops.paged_attention.triton_decode import processors_of
+from tokamak.ops.records import KVFormat
 from tokamak.ops.triton_facts import fits
 from tokamak.ops.walk_plan.sizes import score_bands, score_width
 
@@ -43,6 +44,7 @@ def triton_select_entries(
     block_entries: int,
     chosen: Tensor,
     blocks: Tensor | None,
+    key_form: KVFormat | None = None,
     plans: Tensor | None = None,
 ) -> None:
     """List the entries that score highest for each row, among those it may see: of equals the earlier."""
@@ -50,12 +52,12 @@ def triton_select_entries(
         # No model makes candidates of candidates.
         select_entries.reference(
             q, weights, keys, block_table, positions, query_starts, q_width, ratio, within, block_entries, chosen,
-            blocks,
+            blocks, key_form,
         )  # fmt: skip
         return
     select_in_form(
         q, weights, keys, block_table, positions, query_starts, q_width, ratio, within, block_entries, chosen,
-        blocks, choose_form(q.shape[0], q.device), plans=plans,
+        blocks, choose_form(q.shape[0], q.device), key_form=key_form, plans=plans,
     )  # fmt: skip
 
 
@@ -74,6 +76,7 @@ def select_in_form(
     blocks: Tensor | None,
     form: SelectForm,
     shared_reads: int = SHARED_READS,
+    key_form: KVFormat | None = None,
     plans: Tensor | None = None,
 ) -> None:
     """Select in a form; other arguments as of the op `select_entries`, whose blocks in `within` come in order."""
@@ -110,12 +113,13 @@ def select_in_form(
     for number, band in enumerate(parts):
         if plans is not None:
             score_walk(
-                plans[number], q, weights, keys, block_table, positions, query_starts, q_width, ratio, band, scores
+                plans[number], q, weights, keys, block_table, positions, query_starts, q_width, ratio, band, scores,
+                key_form,
             )  # fmt: skip
         else:
             score_band(
                 q, weights, keys, block_table, positions, query_starts, q_width, ratio, listed, block_entries, band,
-                scores,
+                scores, key_form,
             )  # fmt: skip
         at = positions[band]
         whole = Source(

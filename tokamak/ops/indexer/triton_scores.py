@@ -10,6 +10,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from tokamak.ops.records import KVFormat
+from tokamak.ops.records.triton_read import format_of, load_rows
 from tokamak.ops.triton_rows import offsets_of, request_of_row
 
 LEAST = 16
@@ -62,11 +64,12 @@ def _score_all_kernel(
     BLOCK_ROWS: tl.constexpr,
     ROWS: tl.constexpr,
     TILE: tl.constexpr,
+    FORMAT: tl.constexpr,
 ):
     first = first_row + tl.program_id(0) * ROWS
     end = tl.minimum(first + ROWS, end_row)
     first_entry = tl.program_id(1) * TILE
-    entries, cols = first_entry + tl.arange(0, TILE), tl.arange(0, WIDE_DIM)
+    entries = first_entry + tl.arange(0, TILE)
     # Added to a number of a row, it makes what follows 64 bits wide.
     wide = tl.program_id(0).to(tl.int64) * 0
     newest = request_of_row(end - 1, starts_ptr, requests, q_width)
@@ -82,11 +85,7 @@ def _score_all_kernel(
             there = entries < visible
             table = table_ptr + (wide + request) * stride_table_request
             places = offsets_of(table, entries, there, stride_key_block, stride_key_row, BLOCK_ROWS)
-            k = tl.load(
-                keys_ptr + places[:, None] + cols[None, :],
-                mask=there[:, None] & (cols < DIM)[None, :],
-                other=0.0,
-            )
+            k = load_rows(keys_ptr, places, there, DIM, WIDE_DIM, FORMAT)
             for row in range(begin, stop):
                 token = wide + row
                 scores = _score_tile(
@@ -128,10 +127,11 @@ def _score_listed_kernel(
     BLOCK_ROWS: tl.constexpr,
     BLOCK_ENTRIES: tl.constexpr,
     TILE: tl.constexpr,
+    FORMAT: tl.constexpr,
 ):
     row = first_row + tl.program_id(0)
     token = row.to(tl.int64)
-    slots, cols = tl.program_id(1) * TILE + tl.arange(0, TILE), tl.arange(0, WIDE_DIM)
+    slots = tl.program_id(1) * TILE + tl.arange(0, TILE)
     visible = (tl.load(positions_ptr + row) + 1) // ratio
     within = within_ptr + token * stride_within_token
     blocks = tl.load(within + slots // BLOCK_ENTRIES, mask=slots < listed, other=-1)
@@ -143,11 +143,7 @@ def _score_listed_kernel(
         places = offsets_of(
             table, tl.maximum(entries, 0), there, stride_key_block, stride_key_row, BLOCK_ROWS
         )
-        k = tl.load(
-            keys_ptr + places[:, None] + cols[None, :],
-            mask=there[:, None] & (cols < DIM)[None, :],
-            other=0.0,
-        )
+        k = load_rows(keys_ptr, places, there, DIM, WIDE_DIM, FORMAT)
         scores = _score_tile(
             k, q_ptr + token * stride_q_token, weights_ptr + token * stride_weights_token,
             stride_q_head, HEADS, WIDE_HEADS, DIM, WIDE_DIM,
@@ -169,6 +165,7 @@ def score_band(
     block_entries: int,
     band: slice,
     scores: Tensor,
+    key_form: KVFormat | None = None,
 ) -> None:
     """Score what the rows of a band see; arguments as of the op `select_entries`.
 
@@ -185,7 +182,7 @@ def score_band(
     )  # fmt: skip
     sizes = {
         "HEADS": heads, "WIDE_HEADS": wide_heads, "DIM": dim, "WIDE_DIM": wide, "BLOCK_ROWS": keys.shape[2],
-        "TILE": tile,
+        "TILE": tile, "FORMAT": format_of(keys, key_form, dim),
     }  # fmt: skip
     count = band.stop - band.start
     if within is None:

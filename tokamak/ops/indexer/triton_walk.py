@@ -12,6 +12,8 @@ import triton.language as tl
 from torch import Tensor
 
 from tokamak.ops.indexer.triton_scores import LEAST, SLICED, VARYING, _score_tile
+from tokamak.ops.records import KVFormat
+from tokamak.ops.records.triton_read import format_of, load_rows
 from tokamak.ops.triton_rows import offsets_of, request_of_row
 from tokamak.ops.walk_plan.sizes import CHUNK
 
@@ -44,10 +46,10 @@ def _score_walk_kernel(
     BLOCK_ROWS: tl.constexpr,
     CHUNK: tl.constexpr,
     TILE: tl.constexpr,
+    FORMAT: tl.constexpr,
 ):
     task_ptr = plan_ptr + tl.program_id(0) * 4
     begin, rows = tl.load(task_ptr), tl.load(task_ptr + 1)
-    cols = tl.arange(0, WIDE_DIM)
     if rows > 0:
         # Added to a number of a row, it makes what follows 64 bits wide.
         wide = begin.to(tl.int64) * 0
@@ -60,11 +62,7 @@ def _score_walk_kernel(
             entries = first_entry + tl.arange(0, TILE)
             there = entries < end_entry
             places = offsets_of(table, entries, there, stride_key_block, stride_key_row, BLOCK_ROWS)
-            k = tl.load(
-                keys_ptr + places[:, None] + cols[None, :],
-                mask=there[:, None] & (cols < DIM)[None, :],
-                other=0.0,
-            )
+            k = load_rows(keys_ptr, places, there, DIM, WIDE_DIM, FORMAT)
             for row in range(begin, begin + rows):
                 token = wide + row
                 scores = _score_tile(
@@ -88,6 +86,7 @@ def score_walk(
     ratio: int,
     band: slice,
     scores: Tensor,
+    key_form: KVFormat | None = None,
 ) -> None:
     """Score what the rows of a band's plan see; other arguments as of the op `select_entries`.
 
@@ -103,5 +102,5 @@ def score_walk(
         scores.stride(0),
         HEADS=heads, WIDE_HEADS=max(triton.next_power_of_2(heads), LEAST), DIM=dim, WIDE_DIM=wide,
         BLOCK_ROWS=keys.shape[2], CHUNK=CHUNK, TILE=128 if q.element_size() * wide <= 256 else 32,
-        num_warps=4, num_stages=2,
+        FORMAT=format_of(keys, key_form, dim), num_warps=4, num_stages=2,
     )  # fmt: skip

@@ -8,6 +8,7 @@ from __future__ import annotations
 from tokamak.device.facts import DeviceFacts
 from tokamak.ops.paged_attention.padded import padded_paged_attention
 from tokamak.ops.paged_attention.reference import paged_attention
+from tokamak.ops.registry import takes_numbers
 
 
 def _everywhere(facts: DeviceFacts) -> bool:
@@ -15,4 +16,4 @@ def _everywhere(facts: DeviceFacts) -> bool:
     return True
 
 
-paged_attention.backend("padded", fits=_everywhere)(padded_paged_attention)
+paged_attention.backend("padded", fits=_everywhere, takes=takes_numbers)(padded_paged_attention)

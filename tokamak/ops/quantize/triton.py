@@ -1,4 +1,4 @@
-# pyright: reportArgumentType=false, reportCallIssue=false
+# pyright: reportArgumentType=false, reportCallIssue=false, reportGeneralTypeIssues=false
 """Round trips through the block formats in Triton: one program for some blocks of a row, one pass.
 
 Numbers are rounded by adding and subtracting 1.5 * 2^23 steps, which rounds to even everywhere, so that no chip needs
@@ -71,23 +71,13 @@ def to_e2m1(size) -> tl.tensor:
 
 
 @triton.jit
-def _fake_kernel(
-    x_ptr,
-    out_ptr,
-    blocks,
-    stride_x_row,
-    least,
-    BLOCK: tl.constexpr,
-    TILE: tl.constexpr,
-    FORMAT: tl.constexpr,
-):
-    row = tl.program_id(0).to(tl.int64)
-    block = tl.program_id(1) * TILE + tl.arange(0, TILE)
-    cols = block[:, None] * BLOCK + tl.arange(0, BLOCK)[None, :]
-    inside = (block < blocks)[:, None]
-    x = tl.load(x_ptr + row * stride_x_row + cols, mask=inside, other=0.0).to(tl.float32)
-    bits = x.to(tl.int32, bitcast=True)
-    size_bits = bits & _SIZE
+def in_blocks(x, least, FORMAT: tl.constexpr):
+    """Blocks of float32 numbers [blocks, BLOCK] in a format: the sizes of their codes, and scales [blocks, 1].
+
+    least: a block of smaller numbers is scaled as if this were its largest. A block with an infinity or NaN has NaN as
+    its scale.
+    """
+    size_bits = x.to(tl.int32, bitcast=True) & _SIZE
     size = size_bits.to(tl.float32, bitcast=True)
     largest_bits = tl.max(size_bits, axis=1)[:, None]
     largest = largest_bits.to(tl.float32, bitcast=True)
@@ -104,7 +94,27 @@ def _fake_kernel(
         exponent = power_at_least(largest * (1 / 448.0))
         scale = power_of(exponent)
         rounded = to_e4m3(size * power_of(254 - tl.minimum(exponent, 253)))
-    out = (rounded * scale).to(tl.int32, bitcast=True) | (bits & (~_SIZE))
+    return rounded, scale
+
+
+@triton.jit
+def _fake_kernel(
+    x_ptr,
+    out_ptr,
+    blocks,
+    stride_x_row,
+    least,
+    BLOCK: tl.constexpr,
+    TILE: tl.constexpr,
+    FORMAT: tl.constexpr,
+):
+    row = tl.program_id(0).to(tl.int64)
+    block = tl.program_id(1) * TILE + tl.arange(0, TILE)
+    cols = block[:, None] * BLOCK + tl.arange(0, BLOCK)[None, :]
+    inside = (block < blocks)[:, None]
+    x = tl.load(x_ptr + row * stride_x_row + cols, mask=inside, other=0.0).to(tl.float32)
+    rounded, scale = in_blocks(x, least, FORMAT)
+    out = (rounded * scale).to(tl.int32, bitcast=True) | (x.to(tl.int32, bitcast=True) & (~_SIZE))
     kind = out_ptr.dtype.element_ty
     out_ptrs = out_ptr + row * blocks * BLOCK + cols
     tl.store(out_ptrs, out.to(tl.float32, bitcast=True).to(kind), mask=inside)

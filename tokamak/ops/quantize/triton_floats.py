@@ -34,3 +34,18 @@ def float_of_e2m1(code):
     # The same, with exponents counted from 14 lower.
     bits = ((wide & 8) << 12) | ((wide & 7) << 9)
     return bits.to(tl.float16, bitcast=True).to(tl.float32) * 16384.0
+
+
+@triton.jit
+def e4m3_of_size(size):
+    """Sizes of E4M3, float32, to uint8 codes without a sign; NaN to its code."""
+    # The same bits of float16 as `float_of_e4m3` reads.
+    half = (size * (1 / 256.0)).to(tl.float16).to(tl.int16, bitcast=True)
+    return tl.where(size != size, 0x7F, half >> 7).to(tl.uint8)
+
+
+@triton.jit
+def e2m1_of_size(size):
+    """Sizes of E2M1, float32, to uint8 codes without a sign, 0 to 7; NaN to one of them."""
+    half = (size * (1 / 16384.0)).to(tl.float16).to(tl.int16, bitcast=True)
+    return ((half >> 9) & 7).to(tl.uint8)

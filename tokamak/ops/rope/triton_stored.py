@@ -7,6 +7,7 @@ import triton
 import triton.language as tl
 
 from tokamak.device.facts import DeviceFacts
+from tokamak.ops.registry import takes_numbers
 from tokamak.ops.rope.reference import FP8_LARGEST
 
 LARGEST: tl.constexpr = tl.constexpr(FP8_LARGEST)
@@ -26,10 +27,12 @@ def stored(x, kind: tl.constexpr) -> tl.tensor:
 
 
 def takes(facts: DeviceFacts, cache_dtype: str) -> bool:
-    """Caches in any format, but in fp8 not on older chips of NVIDIA.
+    """Caches of numbers, not of records; in fp8 not on older chips of NVIDIA.
 
     For AMD's, Triton converts in software where the chip has no such numbers, or others of that name (gfx942).
     """
+    if not takes_numbers(facts, cache_dtype):
+        return False
     if cache_dtype != "fp8" or facts.vendor != "nvidia":
         return True
     return int(facts.arch.removeprefix("sm")) >= FIRST_NVIDIA

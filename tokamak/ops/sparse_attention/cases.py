@@ -8,6 +8,7 @@ import torch
 
 from tokamak.ops.case import Case, seeded, tolerance_of
 from tokamak.ops.paged_cases import LONG_STEPS, STEPS, Requests
+from tokamak.ops.records import FP8, NVFP4, KVFormat
 
 RATIO, MOST = 2, 6
 
@@ -39,6 +40,19 @@ def _make(
     )  # fmt: skip
 
 
+def _packed(
+    name: str, step: Requests, window: int, has_entries: bool, dtype: torch.dtype
+) -> tuple[object, ...]:
+    """The same with rows as records in FP8, and entries in NVFP4."""
+    inputs = list(_make(name, step, window, has_entries, dtype))
+    forms: list[KVFormat | None] = [FP8, NVFP4 if has_entries else None]
+    for place, form in zip((1, 3), forms, strict=True):
+        rows = inputs[place]
+        if form is not None and isinstance(rows, torch.Tensor):
+            inputs[place] = form.pack(rows)
+    return (*inputs, *forms)
+
+
 sparse_attention_cases = [
     Case(
         title,
@@ -63,4 +77,18 @@ sparse_attention_cases += [
     )
     for name, step in LONG_STEPS.items()
     for title in [f"{name} window 128 and entries bfloat16"]
+]
+sparse_attention_cases += [
+    Case(
+        title,
+        partial(_packed, title, STEPS[name], window, has_entries, dtype),
+        tolerance_of(dtype),
+        changed=(12,),
+    )
+    for name, window, has_entries, dtype in (
+        ("small blocks", 33, True, torch.float32),
+        ("decode", 8, True, torch.bfloat16),
+        ("drafts", 33, False, torch.float32),
+    )
+    for title in [f"{name} of records{' and entries' if has_entries else ''}"]
 ]

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from tokamak.ops.paged_rows import bands, place_of, requests_of_rows, rows_of_cache
+from tokamak.ops.records import KVFormat, numbers_of
 from tokamak.ops.registry import op
 
 LOWEST = -1e30
@@ -31,6 +32,8 @@ def sparse_attention(
     scale: float,
     sink: Tensor,
     out: Tensor,
+    window_form: KVFormat | None = None,
+    entry_form: KVFormat | None = None,
 ) -> None:
     """Attend from this step's queries to the newest `window_tokens` rows of their request and to listed entries.
 
@@ -40,6 +43,7 @@ def sparse_attention(
     positions: [tokens] int32. query_starts: [requests + 1] int32; q_width: rows of every request, or 0 where they
     differ. scale: multiplies scores. sink: [heads] float32, a score of its own in every softmax.
     out: [tokens, heads, dim], written whole; 0 where a query sees nothing. Softmax in float32.
+    window_form, entry_form: where rows or entries are records (uint8), their format; the last axis is then bytes.
     """
     tokens, _, dim = q.shape
     requests = requests_of_rows(query_starts, q_width, tokens)
@@ -49,22 +53,29 @@ def sparse_attention(
         request = requests[band].unsqueeze(1)
         at = positions[band].long().unsqueeze(1) - back
         seen = at >= 0
-        keys = _gather(window_rows, window_table, request, at.clamp(min=0))
+        keys = _gather(window_rows, window_table, request, at.clamp(min=0), dim, window_form)
         if chosen is not None:
             assert entries is not None, "entries are chosen, and there are none"
             assert entry_table is not None, "entries are chosen, and no table says where they lie"
             numbers = chosen[band].long()
-            listed = _gather(entries, entry_table, request, numbers.clamp(min=0))
+            listed = _gather(entries, entry_table, request, numbers.clamp(min=0), dim, entry_form)
             keys = torch.cat([keys, listed], dim=1)
             seen = torch.cat([seen, numbers >= 0], dim=1)
         out[band] = _attend(q[band], keys, seen, scale, sink).to(out.dtype)
 
 
-def _gather(cache: Tensor, table: Tensor, request: Tensor, numbers: Tensor) -> Tensor:
+def _gather(
+    cache: Tensor,
+    table: Tensor,
+    request: Tensor,
+    numbers: Tensor,
+    dim: int,
+    form: KVFormat | None,
+) -> Tensor:
     """Rows of a cache by their numbers in a request: float32 [rows, numbers, dim]."""
     places = place_of(table, request, numbers, cache.shape[2])
     found = rows_of_cache(cache).index_select(0, places.reshape(-1))
-    return found.view(*places.shape, -1).float()
+    return numbers_of(found, form, dim).view(*places.shape, dim)
 
 
 def _attend(q: Tensor, keys: Tensor, seen: Tensor, scale: float, sink: Tensor) -> Tensor:

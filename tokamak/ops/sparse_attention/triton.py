@@ -23,6 +23,8 @@ from tokamak.ops.paged_attention.triton_softmax import (
     leave_rows,
     merge_rows,
 )
+from tokamak.ops.records import KVFormat
+from tokamak.ops.records.triton_read import format_of, load_rows
 from tokamak.ops.sparse_attention.reference import sparse_attention
 from tokamak.ops.triton_facts import fits
 from tokamak.ops.triton_rows import offsets_of, request_of_row
@@ -40,15 +42,21 @@ SLICED = ("window_table_ptr", "entry_table_ptr", "positions_ptr", "starts_ptr")
 
 @triton.jit
 def _attend_rows(
-    q, rows_ptr, offsets, seen, most, total, mixed, scale, DIM: tl.constexpr, WIDE_DIM: tl.constexpr
+    q,
+    rows_ptr,
+    offsets,
+    seen,
+    most,
+    total,
+    mixed,
+    scale,
+    DIM: tl.constexpr,
+    WIDE_DIM: tl.constexpr,
+    FORMAT: tl.constexpr,
 ):
     """Go on with a running softmax over the rows at `offsets` of a cache, those that are `seen`."""
-    cols = tl.arange(0, WIDE_DIM)
-    mask = seen[:, None]
-    if DIM != WIDE_DIM:
-        mask = mask & (cols < DIM)[None, :]
     # What lies where nobody wrote may be no number.
-    keys = tl.load(rows_ptr + offsets[:, None] + cols[None, :], mask=mask, other=0.0).to(q.dtype)
+    keys = load_rows(rows_ptr, offsets, seen, DIM, WIDE_DIM, FORMAT).to(q.dtype)
     scores = tl.dot(q, tl.trans(keys), input_precision="ieee") * scale
     scores = tl.where(seen[None, :], scores, NEVER)
     larger = tl.maximum(most, tl.max(scores, axis=1))
@@ -112,6 +120,8 @@ def _sparse_attention_kernel(
     SPLITS: tl.constexpr,
     WIDE_SPLITS: tl.constexpr,
     MERGE_ROWS: tl.constexpr,
+    WINDOW_FORMAT: tl.constexpr,
+    ENTRY_FORMAT: tl.constexpr,
 ):
     pair, split = tl.program_id(0), tl.program_id(1)
     row, first_head = pair // HEAD_TILES, (pair % HEAD_TILES) * HEADS
@@ -138,7 +148,7 @@ def _sparse_attention_kernel(
             table, tl.maximum(at, 0), seen, stride_window_block, stride_window_row, WINDOW_BLOCK_ROWS
         )  # fmt: skip
         most, total, mixed = _attend_rows(
-            q, window_ptr, offsets, seen, most, total, mixed, power, DIM, WIDE_DIM
+            q, window_ptr, offsets, seen, most, total, mixed, power, DIM, WIDE_DIM, WINDOW_FORMAT
         )
     if chosen_ptr is not None:
         table = entry_table_ptr + request * stride_entry_table
@@ -152,7 +162,17 @@ def _sparse_attention_kernel(
                 table, tl.maximum(numbers, 0), seen, stride_entry_block, stride_entry_row, ENTRY_BLOCK_ROWS
             )  # fmt: skip
             most, total, mixed = _attend_rows(
-                q, entries_ptr, offsets, seen, most, total, mixed, power, DIM, WIDE_DIM
+                q,
+                entries_ptr,
+                offsets,
+                seen,
+                most,
+                total,
+                mixed,
+                power,
+                DIM,
+                WIDE_DIM,
+                ENTRY_FORMAT,
             )
     out = out_ptr + token * stride_out_token + first_head * stride_out_head
     leave_rows(
@@ -200,18 +220,25 @@ class SparseForm:
 
 
 def choose_form(
-    tokens: int, heads: int, keys: int, row_bytes: int, device: torch.device
+    tokens: int,
+    heads: int,
+    keys: int,
+    row_bytes: int,
+    device: torch.device,
+    *,
+    packed: bool = False,
 ) -> SparseForm:
     """The form for a call of these sizes; `keys`: a query's at most; `row_bytes`: of one as products take it.
 
     A program of 64 heads fills a multiprocessor, so queries are split until each has one. Sizes do not depend on how
     long requests are: a recorded call and an eager one add in the same order.
     AMD's compute units have 64 KiB for tiles that several threads read, Nvidia's more than three times that. Rows
-    of float32 are multiplied without matrix units on Nvidia's, so few at a time.
+    of float32 are multiplied without matrix units on Nvidia's, so few at a time. Records (`packed`) take registers
+    while they become numbers, so there are fewer heads and rows beside them.
     """
     is_amd = torch.version.hip is not None
-    most = MOST_HEADS // 2 if is_amd else MOST_HEADS
-    room = 32768 if is_amd else 65536
+    most = MOST_HEADS // 2 if is_amd or packed else MOST_HEADS
+    room = 65536 >> is_amd + packed
     if row_bytes > ROW_BYTES:
         most, room = LEAST_ROWS, 32768
     in_tile = next(each for each in range(min(heads, most), 0, -1) if heads % each == 0)
@@ -219,7 +246,8 @@ def choose_form(
     pairs = max(tokens * (heads // in_tile), 1)
     spare = min(processors_of(device) // pairs, -(-keys // tile), MOST_SPLITS)
     splits = 1 << max(spare.bit_length() - 1, 0)
-    return SparseForm(in_tile, tile, splits, 8 if in_tile > 32 else 4, 1 if is_amd else 2)
+    few_heads = 16 if packed and not is_amd else 32
+    return SparseForm(in_tile, tile, splits, 8 if in_tile > few_heads else 4, 1 if is_amd else 2)
 
 
 def attend_sparsely(
@@ -237,12 +265,15 @@ def attend_sparsely(
     sink: Tensor,
     out: Tensor,
     form: SparseForm,
+    window_form: KVFormat | None = None,
+    entry_form: KVFormat | None = None,
 ) -> None:
     """Attend in a form; arguments as of the op `sparse_attention`, at least one query."""
     tokens, all_heads, dim = q.shape
     if chosen is None or not chosen.shape[1]:
         # Never read: the kernel has no loop over entries.
         chosen, entries, entry_table, listed = None, window_rows, window_table, 0
+        entry_form = window_form
     else:
         assert entries is not None, "entries are chosen, and there are none"
         assert entry_table is not None, "entries are chosen, and no table says where they lie"
@@ -271,7 +302,8 @@ def attend_sparsely(
         out.stride(0), out.stride(1),
         ROWS=max(triton.next_power_of_2(form.heads), LEAST_ROWS),
         WINDOW_BLOCK_ROWS=window_rows.shape[2], ENTRY_BLOCK_ROWS=entries.shape[2], TILE=form.tile,
-        SCAN=min(triton.next_power_of_2(max(listed, 1)), 1024), **shared,
+        SCAN=min(triton.next_power_of_2(max(listed, 1)), 1024), WINDOW_FORMAT=format_of(window_rows, window_form, dim),
+        ENTRY_FORMAT=format_of(entries, entry_form, dim), **shared,
         num_warps=form.warps, num_stages=form.stages,
     )  # fmt: skip
     if splits > 1:
@@ -295,6 +327,8 @@ def triton_sparse_attention(
     scale: float,
     sink: Tensor,
     out: Tensor,
+    window_form: KVFormat | None = None,
+    entry_form: KVFormat | None = None,
 ) -> None:
     """Attend from this step's queries to the newest rows of their request and to listed entries."""
     tokens, heads, dim = q.shape
@@ -302,7 +336,9 @@ def triton_sparse_attention(
         return
     keys = window_tokens + (0 if chosen is None else chosen.shape[1])
     row_bytes = dim * max(q.element_size(), window_rows.element_size())
+    packed = window_form is not None or entry_form is not None
+    form = choose_form(tokens, heads, keys, row_bytes, q.device, packed=packed)
     attend_sparsely(
         q, window_rows, window_table, entries, entry_table, chosen, positions, query_starts, q_width,
-        window_tokens, scale, sink, out, choose_form(tokens, heads, keys, row_bytes, q.device),
+        window_tokens, scale, sink, out, form, window_form, entry_form,
     )  # fmt: skip

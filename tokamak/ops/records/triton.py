@@ -1,0 +1,80 @@
+# pyright: reportArgumentType=false, reportCallIssue=false, reportGeneralTypeIssues=false
+"""Rows to records of a cache in Triton: one program for some blocks of a row, rounded and stored in one pass."""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from tokamak.ops.quantize.blocks import FP8_LEAST, MXFP4_LEAST, NVFP4_LEAST
+from tokamak.ops.quantize.triton import TILE_NUMBERS, WARPS, in_blocks
+from tokamak.ops.quantize.triton_floats import e2m1_of_size, e4m3_of_size
+from tokamak.ops.records.formats import FP8, MXFP4, NVFP4, KVFormat
+from tokamak.ops.records.reference import write_records
+from tokamak.ops.records.triton_read import name_of
+from tokamak.ops.triton_facts import fits, rows_of
+
+LEAST = {FP8.name: FP8_LEAST, MXFP4.name: MXFP4_LEAST, NVFP4.name: NVFP4_LEAST}
+"""By format: what a block's largest number counts as at least."""
+
+
+@triton.jit(do_not_specialize_on_alignment=("slots_ptr",))
+def _write_records_kernel(
+    cache_ptr,
+    rows_ptr,
+    slots_ptr,
+    blocks,
+    least,
+    stride_cache_block,
+    stride_cache_row,
+    stride_rows_row,
+    BLOCK_ROWS: tl.constexpr,
+    BLOCK: tl.constexpr,
+    TILE: tl.constexpr,
+    FORMAT: tl.constexpr,
+):
+    row = tl.program_id(0).to(tl.int64)
+    slot = tl.load(slots_ptr + row)
+    if slot >= 0:
+        block = (tl.program_id(1) * TILE + tl.arange(0, TILE))[:, None]
+        cols = block * BLOCK + tl.arange(0, BLOCK)[None, :]
+        inside = block < blocks
+        x = tl.load(rows_ptr + row * stride_rows_row + cols, mask=inside, other=0.0).to(tl.float32)
+        size, scale = in_blocks(x, least, FORMAT)
+        negative = (x.to(tl.int32, bitcast=True) < 0).to(tl.uint8)
+        record = cache_ptr + (slot // BLOCK_ROWS) * stride_cache_block
+        record += (slot % BLOCK_ROWS) * stride_cache_row
+        width = blocks * BLOCK
+        if FORMAT == "fp8":
+            tl.store(record + cols, e4m3_of_size(size) | (negative << 7), mask=inside)
+        else:
+            code = e2m1_of_size(size) | (negative << 3)
+            low, high = tl.split(tl.reshape(code, [TILE, BLOCK // 2, 2]))
+            pairs = block * (BLOCK // 2) + tl.arange(0, BLOCK // 2)[None, :]
+            tl.store(record + pairs, low | (high << 4), mask=inside)
+            width = width // 2
+        if FORMAT == "nvfp4":
+            scale_code = e4m3_of_size(scale)
+        else:
+            scale_code = (scale.to(tl.int32, bitcast=True) >> 23).to(tl.uint8)
+        tl.store(record + width + block, scale_code, mask=inside)
+
+
+@write_records.backend("triton", fits=fits)
+def triton_write_records(cache: Tensor, rows: Tensor, slots: Tensor, form: KVFormat) -> None:
+    """Write rows to a cache as records of a format; those of negative slots nowhere."""
+    rows = rows_of(rows)
+    (count, width), coding, name = rows.shape, form.coding, name_of(form)
+    assert coding is not None, f"{name} has no codes"
+    shape = (1, form.bytes_per_row(width))
+    assert (cache.shape[1], cache.shape[3]) == shape, f"a cache of {tuple(cache.shape)}"
+    assert (cache.stride(3), slots.stride(0)) == (1, 1), "records and slots lie in one piece"
+    if not count:
+        return
+    blocks = width // coding.block
+    tile = min(triton.next_power_of_2(blocks), max(TILE_NUMBERS // coding.block, 1))
+    _write_records_kernel[(count, triton.cdiv(blocks, tile))](
+        cache, rows, slots, blocks, LEAST[name], cache.stride(0), cache.stride(2), rows.stride(0),
+        BLOCK_ROWS=cache.shape[2], BLOCK=coding.block, TILE=tile, FORMAT=name, num_warps=WARPS,
+    )  # fmt: skip
