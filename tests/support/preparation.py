@@ -112,6 +112,7 @@ def shape_of(
         cut=None,
         draft_requests=0,
         wanted=None,
+        late=None,
         uniform_rows=True,
         why="test",
     )

@@ -104,6 +104,7 @@ def a_context(
         draft_requests=0,
         why="test",
         wanted=None,
+        late=None,
     )
     inputs = _inputs(chunks, requests, tokens, block_tokens, groups)
     inputs.q_width = shape.q_width
@@ -119,6 +120,7 @@ def a_context(
         layers=layers,
         streams=SideStreams(torch.device("cpu")),
         pad_value=0.0,
+        late=None,
     )
 
 

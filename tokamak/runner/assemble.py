@@ -95,7 +95,7 @@ def plan_rank(config: EngineConfig, build: Build | None = None) -> Planned:
         checkpoint=checkpoint,
         model=model,
         build=build,
-        start=plan_start(config, groups, cost),
+        start=plan_start(config, groups, cost, stages=model.stages()),
         cost_path=path,
     )
 
@@ -217,7 +217,7 @@ def _with_measured_cost(planned: Planned, sampler: Sampler, exchange: Exchange) 
     if cost is None:
         return start
     save_cost(planned.cost_path, cost)
-    return plan_start(start.config, start.groups, cost)
+    return plan_start(start.config, start.groups, cost, stages=planned.model.stages())
 
 
 def _verified(wired: Wired) -> tuple[Verdict, ...]:

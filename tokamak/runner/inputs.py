@@ -21,6 +21,7 @@ from tokamak.core.plan import Admission, Grants, Int32s, StepPlan, StepShape
 from tokamak.device.staging import staged
 from tokamak.device.waits import HostWaits
 from tokamak.errors import ArenaOverflow, ShapeInvariant
+from tokamak.layers.attention.tail import TailRows
 from tokamak.layers.build import Build
 from tokamak.ops.step_prep import fill_indptrs, fill_step, fill_unit_tiles
 from tokamak.runner.dummy import NULL_SLOT
@@ -77,6 +78,7 @@ class InputArena:
         max_requests: request rows of the largest step, padding included; also slots beside the null slot.
         max_tokens: token rows of the largest step, padding included.
         block_tokens: tokens a block holds.
+        max_tail: token rows that late layers run in the largest step; 0 for a model that always runs whole.
         site: tells derived tables where they are read (`cache/view.py`); None checks nothing.
         waits: counts a wait for a copy that is still running two steps later.
     """
@@ -89,6 +91,7 @@ class InputArena:
         max_requests: int,
         max_tokens: int,
         block_tokens: int,
+        max_tail: int = 0,
         site: Site | None = None,
         waits: HostWaits | None = None,
     ) -> None:
@@ -106,6 +109,8 @@ class InputArena:
             logit_rows=max_tokens,
             sampled_slots=max_requests,
             sampled_positions=max_requests,
+            tail_rows=max_tail,
+            tail_starts=max_requests + 1,
             # Last, so that the published prefix ends with the grants in use.
             grants=GRANT_COLUMNS * self._grant_room,
         )
@@ -133,7 +138,7 @@ class InputArena:
         self._turn = 0
         self._fill = build.bind(fill_step)
         bind_indptrs, bind_tiles = build.bind(fill_indptrs), build.bind(fill_unit_tiles)
-        self._buffers = {
+        self.buffers = {
             group.name: PagedBuffers(
                 block_table=self._block_tables[at],
                 lengths=self._member["lengths"],
@@ -146,6 +151,9 @@ class InputArena:
             )
             for at, group in enumerate(groups)
         }
+        """By cache group."""
+        self.tail_rows, self.tail_starts = self._member["tail_rows"], self._member["tail_starts"]
+        """Where `stage_tail` is published."""
 
     def admit(self, admission: Admission) -> None:
         """Write a new request's known tokens into its slot's history; its block table starts empty."""
@@ -218,6 +226,13 @@ class InputArena:
             grants=self._stage_grants(plan.grants, member["grants"]),
             columns=self._columns(running, plan.longest_tokens),
         )
+
+    def stage_tail(self, tail: TailRows, running_tokens: int) -> None:
+        """Write which rows late layers run for beside what `stage` has written, padded to so many."""
+        staged = self._now()
+        member = staged.half.member
+        starts = member["tail_starts"][: staged.requests + 1]
+        tail.stage(member["tail_rows"][:running_tokens], starts)
 
     def publish(self) -> None:
         """Copy what is staged to the device, without waiting for the copy."""
@@ -323,7 +338,7 @@ class InputArena:
     def _make_views(self, staged: _Staged, q_width: int) -> _Views:
         requests, tokens, member = staged.requests, staged.tokens, self._member
         rows: dict[str, PagedView] = {
-            name: buffers.view(requests, tokens) for name, buffers in self._buffers.items()
+            name: buffers.view(requests, tokens) for name, buffers in self.buffers.items()
         }
         inputs = StepInputs(
             token_ids=self._token_ids[:tokens],

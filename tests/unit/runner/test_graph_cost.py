@@ -33,6 +33,7 @@ COST = GraphCost(bytes_per_bucket=100, bytes_per_row=7, source="measured")
 def estimate(
     requests: tuple[int, ...] = (),
     tokens: tuple[int, ...] = (),
+    late: tuple[int, ...] = (),
     *,
     pools="per_graph",
     q_width=1,
@@ -41,6 +42,7 @@ def estimate(
     return graph_pool_estimate(
         request_buckets=requests,
         token_buckets=tokens,
+        late_buckets=late,
         q_width=q_width,
         pools=pools,
         cost=COST,
@@ -87,6 +89,7 @@ def test_two_recordings_in_one_pool_give_their_own_bytes_back(
     both = graph_pool_estimate(
         request_buckets=(second, largest),
         token_buckets=(),
+        late_buckets=(),
         q_width=1,
         pools="per_graph",
         cost=cost,

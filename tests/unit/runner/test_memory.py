@@ -78,6 +78,7 @@ def test_a_cache_of_our_choice_makes_room_for_recordings(pools: str) -> None:
     expected = graph_pool_estimate(
         request_buckets=(1, 8),
         token_buckets=(),
+        late_buckets=(),
         q_width=1,
         pools=pools,
         cost=COST,

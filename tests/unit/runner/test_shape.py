@@ -25,10 +25,13 @@ def decide(plan, **changes) -> StepShape:
     arguments = {
         "exchange": LocalExchange(),
         "table": RunningTable(1),
+        "late_table": RunningTable(1),
         "req_graph": NoGraph(),
         "token_graph": NoGraph(),
+        "late_graph": NoGraph(),
         "policy": PLAIN,
         "eager_demand": NO_DEMAND,
+        "tail_rows": 0,
     }
     return ForwardMode.decide(plan, **(arguments | changes))
 
@@ -215,9 +218,9 @@ def test_a_bucket_that_is_too_small_is_refused():
 
 
 def test_a_shape_that_contradicts_itself_is_refused_by_field_and_value():
-    graphs = {"req_graph": Recorded(4), "token_graph": Recorded(16)}
+    graphs = {"req_graph": Recorded(4), "token_graph": Recorded(16), "late_graph": Recorded(8)}
     decode, _ = settle([a_row(decode=3, width=2)], 0, **graphs)
-    prefill, _ = settle([a_row(prefill=(9,))], 0, **graphs)
+    prefill, _ = settle([a_row(prefill=(9,), tail=3)], 0, **graphs)
 
     with pytest.raises(ShapeInvariant, match="running_tokens is 9; 4 decode rows of 2 tokens"):
         check_shape(replace(decode, running_tokens=9), **graphs)
@@ -225,6 +228,11 @@ def test_a_shape_that_contradicts_itself_is_refused_by_field_and_value():
         check_shape(replace(decode, running_requests=3, running_tokens=6), **graphs)
     with pytest.raises(ShapeInvariant, match="running_tokens is 15, a token bucket"):
         check_shape(replace(prefill, running_tokens=15), **graphs)
+    for rows, what in ((2, "2 rows, and 3 are scheduled"), (7, "7 rows, a bucket")):
+        with pytest.raises(ShapeInvariant, match=f"late layers run {what}"):
+            check_shape(
+                replace(prefill, late=replace(prefill.late, running_tokens=rows)), **graphs
+            )
     check_shape(decode, **graphs)
     check_shape(prefill, **graphs)
 

@@ -52,6 +52,12 @@ def cut_layer(config: V41Config) -> int | None:
     return cut if chooses and not has_memory else None
 
 
+def tail_tokens(config: V41Config, cut: int) -> int:
+    """Newest tokens of a prompt that the layers from `cut` on run for: the depth of the tail, decided here alone."""
+    shared = config.shared
+    return late_tokens(window_tokens=shared.window_tokens, layers=shared.layers - cut)
+
+
 class V41Stages:
     """Implements `layers.stages.Stages` over a decoder's layers."""
 
@@ -70,7 +76,7 @@ class V41Stages:
         self._early, self._late = tuple(layers[:cut]), tuple(layers[cut:])
         self._begin, self._end = begin, end
         self._streams, self._dtype = shared.mixing.count, dtype
-        self.late_tokens = late_tokens(window_tokens=shared.window_tokens, layers=len(self._late))
+        self.late_tokens = tail_tokens(config, cut)
         self.carried_bytes = row_bytes(streams=self._streams, width=shared.width, dtype=dtype)
 
     def early(self, step: StepInputs) -> Tensor:

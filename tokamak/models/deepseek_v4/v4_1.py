@@ -35,7 +35,7 @@ from tokamak.models.deepseek_v4.attention import (
 )
 from tokamak.models.deepseek_v4.compressed_ids import compressed_ids
 from tokamak.models.deepseek_v4.config_v4_1 import V41Config
-from tokamak.models.deepseek_v4.kept_v4_1 import sub_caches
+from tokamak.models.deepseek_v4.kept_v4_1 import sub_caches, window_name
 from tokamak.models.deepseek_v4.stages import V41Stages, cut_layer
 from tokamak.text.tokenizer import Tokenizer
 
@@ -57,7 +57,7 @@ class V41Layer:
         self.attention = make_attention(
             build,
             shared,
-            window=caches.rows("window", layer),
+            window=caches.rows(window_name(config, layer), layer),
             entries=entries,
             rotation=rotation,
             round_window=rounding.window,
