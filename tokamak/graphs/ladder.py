@@ -106,8 +106,8 @@ class Ladder:
         """The buckets below so many, and one that holds as many as the largest, or `most` if that is less."""
         if not self.buckets:
             return self
-        below = [size for size in self.buckets if size < most]
-        return Ladder((*below, min(most, self.buckets[-1])))
+        end = min(most, self.buckets[-1])
+        return Ladder((*[size for size in self.buckets if size < end], end))
 
     def ceil(self, size: int) -> int | None:
         """The smallest bucket that holds `size`, or None above the ladder."""

@@ -156,11 +156,11 @@ class Verifier:
         rows = [(int(at) + 1, int(self._before[at]), self._room.q_width) for at in order]
         return self._plan(rows, prefill_rows=0, grants=Grants.none())
 
-    def _mixed_plan(self, size: int) -> StepPlan:
-        """A chunk of the first request, and up to two decode rows behind it."""
+    def _mixed_plan(self, size: int, cut: int = 0) -> StepPlan:
+        """A chunk of the first request, and up to two decode rows behind it; `cut` rows of the chunk come on top."""
         width = self._room.q_width
         decode = min(2, len(self._before) - 1, (size - 1) // width)
-        rows = [(1, 0, size - decode * width)]
+        rows = [(1, 0, cut + size - decode * width)]
         rows += [(at + 1, int(self._before[at]), width) for at in range(1, decode + 1)]
         return self._plan(rows, prefill_rows=1, grants=Grants.none())
 
@@ -206,7 +206,7 @@ class Verifier:
         spare = min(self._room.max_tokens, int(self._capacity[0])) - size
         cut = max(0, min(CUT_ROWS, spare))
         self._tails.set(1, cut)
-        verdict = self._compare("decoder", bucket, size, self._mixed_plan(size + cut))
+        verdict = self._compare("decoder", bucket, size, self._mixed_plan(size, cut))
         self._tails.set(1, 0)
         return verdict
 

@@ -230,9 +230,7 @@ def test_a_shape_that_contradicts_itself_is_refused_by_field_and_value():
         check_shape(replace(prefill, running_tokens=15), **graphs)
     for rows, what in ((2, "2 rows, and 3 are scheduled"), (7, "7 rows, a bucket")):
         with pytest.raises(ShapeInvariant, match=f"late layers run {what}"):
-            check_shape(
-                replace(prefill, late=replace(prefill.late, running_tokens=rows)), **graphs
-            )
+            check_shape(replace(prefill, late=replace(prefill.late, running_tokens=rows)), **graphs)
     check_shape(decode, **graphs)
     check_shape(prefill, **graphs)
 
