@@ -164,7 +164,7 @@ def test_preemption_changes_no_token(make_llm, alone):
 
 @pytest.mark.parametrize("graphs", ["startup", "off"])
 def test_late_layers_run_for_the_newest_rows_of_prompts_alone(make_llm, alone, folder, graphs):
-    llm = make_llm(graphs=graphs, max_num_batched_tokens=32, max_num_seqs=2)
+    llm = make_llm(graphs=graphs, max_num_batched_tokens=32)
     before = llm.report().late.scheduled_tokens
     prompts = [ids(70, 1), ids(9, 2)]
 

@@ -11,6 +11,7 @@ import torch
 from tests.support.shapes import a_row
 from tests.support.tiny_v4 import SMALL, a_v4_1
 from tests.support.wired_rank import Driver, WiredRank, a_prompt, a_rank
+from tokamak.core.plan import StepPlan
 from tokamak.layers.attention.tail import TailBuffers
 from tokamak.layers.build import Build
 from tokamak.layers.model import Model
@@ -138,6 +139,9 @@ def test_a_rank_without_tail_rows_runs_late_layers_beside_one_that_has_some(whol
     driver.add("long", a_prompt(LONG, 0), first_late=LONG - LATE)
     before = (late.steps, late.scheduled_tokens, late.running_tokens)
 
+    peer.other = a_row(prefill=(9,))
+    assert rank.runner.step(StepPlan.empty(90)) is not None
+    assert late.steps == before[0]
     peer.other = a_row(prefill=(9,), tail=9)
     driver.step({"long": 14})
 

@@ -93,6 +93,7 @@ def test_a_prompt_that_is_scored_or_short_is_written_whole():
     run(whole, scored)
     run(short, a_request("first", prompt=LATE))
 
+    assert short.first_late(a_request("third", prompt=LATE + 1)) == 1
     assert whole.first_late(scored) == 0
     assert hit(whole, 41) == 40
     assert hit(short, LATE) == 8

@@ -61,6 +61,7 @@ def test_the_buckets_of_a_graph_share_a_pool_and_two_graphs_do_not() -> None:
     assert requests == 3 * 100 + 4 * 7
     assert tokens == 2 * 100 + 128 * 7
     assert estimate((1, 2, 4), (64, 128)) == requests + tokens
+    assert estimate((1, 2, 4), (64, 128), (64,)) == requests + tokens + 100 + 64 * 7
 
 
 def test_a_pool_of_its_own_for_every_bucket_adds_up() -> None:
@@ -107,6 +108,12 @@ def test_a_measured_cost_never_falls_below_what_was_measured(
     cost = measured(rows_a=rows, bytes_a=first, rows_b=max(1, rows // 2), bytes_b=first + more)
 
     assert 2 * cost.bytes_per_bucket + rows * cost.bytes_per_row >= first + more
+
+
+def test_the_larger_of_two_costs_counts() -> None:
+    few = GraphCost(bytes_per_bucket=1, bytes_per_row=9, source="measured")
+
+    assert few.at_least(COST) == GraphCost(bytes_per_bucket=100, bytes_per_row=9, source="measured")
 
 
 def test_a_default_cost_counts_the_outputs_of_recorded_matrices() -> None:

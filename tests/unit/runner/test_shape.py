@@ -147,6 +147,42 @@ def test_if_any_rank_drafts_all_draft_the_bucket_of_the_largest(rows, policy, ex
     assert {shape.draft_requests for shape in shapes} == {expected}
 
 
+def late_shapes(rows, graph):
+    """Mode, rows of its own, rows it runs and the bucket that is missing, of every rank's late layers."""
+    token_graph = Recorded(16)
+    shapes = [
+        settle(rows, r, token_graph=token_graph, late_graph=graph)[0] for r in range(len(rows))
+    ]
+    return [
+        late and (late.mode, late.scheduled_tokens, late.running_tokens, late.wanted)
+        for late in (shape.late for shape in shapes)
+    ]
+
+
+GRAPH, EAGER = Mode.TOKEN_GRAPH, Mode.EAGER
+
+
+@pytest.mark.parametrize(
+    ("graph", "expected"),
+    [
+        (Recorded(4, 8), [(GRAPH, 5, 8, None), (GRAPH, 0, 8, None), (GRAPH, 2, 8, None)]),
+        (Recorded(4), [(EAGER, 5, 5, None), (EAGER, 0, 1, None), (EAGER, 2, 2, None)]),
+        (Recorded(8, missing=(8,)), [(EAGER, 5, 5, 8), (EAGER, 0, 1, 8), (EAGER, 2, 2, 8)]),
+        (NoGraph(), [(EAGER, 5, 5, None), (EAGER, 0, 1, None), (EAGER, 2, 2, None)]),
+    ],
+)
+def test_late_layers_run_the_bucket_of_the_largest_tail_on_every_rank(graph, expected):
+    """GR-34. The second rank has no row for them, and the third decodes beside peers that prefill."""
+    rows = [a_row(prefill=(9,), tail=5), a_row(prefill=(9,)), a_row(decode=2, tail=2)]
+
+    assert late_shapes(rows, graph) == expected
+
+
+def test_late_layers_run_on_their_own_beside_prefill_rows_alone():
+    assert late_shapes([a_row(prefill=(9,)), a_row()], Recorded(4)) == [None, None]
+    assert late_shapes([a_row(decode=2, tail=2)], Recorded(4)) == [None]
+
+
 def test_the_running_table_is_one_array_over_all_steps_that_readers_cannot_change():
     table = RunningTable(1)
     view, address = table.view, table.view.ctypes.data
