@@ -53,6 +53,9 @@ class StepInputs:
         None  # [slots, positions] int32, all known tokens; None in steps made without a runner
     )
     slots: Tensor | None = None  # [requests] int32, whose history a request row has
+    window_starts: Tensor | None = (
+        None  # [requests] int32, the first position whose window rows there are; None: all are
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -46,8 +46,8 @@ def a_step(tokens, heads, dtype, entries=512):
     ints = empty(tokens + 1, dtype=torch.int32)
     return (
         q, empty((99, 1, 128, 512), dtype=dtype), tables, empty((99, 1, 64, 512), dtype=dtype), tables,
-        empty((tokens, entries), dtype=torch.int32), ints[:-1], ints, 1, 128, 512**-0.5, empty(heads),
-        torch.empty_like(q),
+        empty((tokens, entries), dtype=torch.int32), ints[:-1], ints, 1, 128, None, 512**-0.5,
+        empty(heads), torch.empty_like(q),
     )  # fmt: skip
 
 
