@@ -71,9 +71,11 @@ class StagedDriver(ModelDriver):
         )
         self._tail_rows = np.zeros(most, dtype=np.int32)
         self._tail_starts = np.zeros(REQUESTS + 1, dtype=np.int32)
+        self._tail_first = np.zeros(REQUESTS, dtype=np.int32)
         self._tail_buffers = TailBuffers(
             torch.from_numpy(self._tail_rows),
             torch.from_numpy(self._tail_starts),
+            window_starts=torch.from_numpy(self._tail_first) if stages.bounded else None,
             groups=dict.fromkeys(self._groups, self._buffers),
             carried_rows=most,
             carried_bytes=stages.carried_bytes,
@@ -155,7 +157,11 @@ class StagedDriver(ModelDriver):
         bucket = None if self.how == "eager" else self._buckets.ceil(real)
         mode = Mode.EAGER if bucket is None else Mode.TOKEN_GRAPH
         late = lone_late(mode, real, bucket or real)
-        tail.stage(self._tail_rows[: late.running_tokens], self._tail_starts[: requests + 1])
+        tail.stage(
+            self._tail_rows[: late.running_tokens],
+            self._tail_starts[: requests + 1],
+            self._tail_first[:requests],
+        )
         return replace(context, late=self._tail_buffers.prepare(tail, context, late))
 
     def _record(self) -> None:
@@ -175,7 +181,8 @@ class StagedDriver(ModelDriver):
                 )
                 self._forward.record_early(context)
                 rows = np.arange(bucket, dtype=np.int32)
-                tail = TailRows(rows=rows, counts=np.array([bucket], dtype=np.int32))
+                counts = np.array([bucket], dtype=np.int32)
+                tail = TailRows(rows=rows, counts=counts, first=0 * counts)
                 if bucket == most:
                     hidden = torch.empty((1, self._width))
                     self.decoder.open_outlets(hidden, most)

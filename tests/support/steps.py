@@ -32,6 +32,7 @@ def a_build(
     max_model_len: int = 256,
     prefer: Mapping[str, str] | None = None,
     cache_dtype: str = "",
+    bounded_replay: bool = False,
 ) -> Build:
     """A build for this CPU, exact in float32."""
     return Build(
@@ -42,6 +43,7 @@ def a_build(
         max_model_len=max_model_len,
         prefer=prefer or {},
         cache_dtype=cache_dtype,
+        bounded_replay=bounded_replay,
     )
 
 

@@ -111,6 +111,7 @@ class InputArena:
             sampled_positions=max_requests,
             tail_rows=max_tail,
             tail_starts=max_requests + 1,
+            tail_first=max_requests,
             # Last, so that the published prefix ends with the grants in use.
             grants=GRANT_COLUMNS * self._grant_room,
         )
@@ -153,6 +154,7 @@ class InputArena:
         }
         """By cache group."""
         self.tail_rows, self.tail_starts = self._member["tail_rows"], self._member["tail_starts"]
+        self.tail_first = self._member["tail_first"]
         """Where `stage_tail` is published."""
 
     def admit(self, admission: Admission) -> None:
@@ -232,7 +234,9 @@ class InputArena:
         staged = self._now()
         member = staged.half.member
         starts = member["tail_starts"][: staged.requests + 1]
-        tail.stage(member["tail_rows"][:running_tokens], starts)
+        tail.stage(
+            member["tail_rows"][:running_tokens], starts, member["tail_first"][: staged.requests]
+        )
 
     def publish(self) -> None:
         """Copy what is staged to the device, without waiting for the copy."""

@@ -220,6 +220,7 @@ def eager_forward(model: Model, inputs: InputArena, late: Ladder) -> EagerForwar
     buffers = TailBuffers(
         inputs.tail_rows,
         inputs.tail_starts,
+        window_starts=inputs.tail_first if stages.bounded else None,
         groups=inputs.buffers,
         carried_rows=max(late.buckets, default=0),
         carried_bytes=stages.carried_bytes,

@@ -26,6 +26,7 @@ class TailRows:
 
     rows: Int32s  # [tail]      token rows of the step
     counts: Int32s  # [requests]  how many each request has
+    first: Int32s  # [requests]  the first position late layers run for, in this step or before
 
     @classmethod
     def of(cls, plan: StepPlan, first: Int32s) -> TailRows:
@@ -34,11 +35,13 @@ class TailRows:
         starts = np.cumsum(plan.query_lens, dtype=np.int32) - plan.query_lens
         place = np.arange(plan.scheduled_tokens, dtype=np.int32)
         skipped = np.repeat(starts + plan.query_lens - counts, plan.query_lens)
-        return cls(rows=np.flatnonzero(place >= skipped).astype(np.int32), counts=counts)
+        rows = np.flatnonzero(place >= skipped).astype(np.int32)
+        return cls(rows=rows, counts=counts, first=first)
 
-    def stage(self, rows: Int32s, starts: Int32s) -> None:
-        """Write what late inputs are made from. rows: int32 [running tokens]; starts: int32 [running requests + 1].
+    def stage(self, rows: Int32s, starts: Int32s, first: Int32s) -> None:
+        """Write what late inputs are made from.
 
+        rows: int32 [running tokens]. starts, first: int32 [running requests + 1] and [running requests].
         Rows of padding carry what the first row of the step has; requests of padding have no row.
         """
         real, requests = len(self.rows), len(self.counts)
@@ -46,6 +49,7 @@ class TailRows:
         starts[0] = 0
         np.cumsum(self.counts, out=starts[1 : requests + 1])
         starts[requests + 1 :] = real
+        first[:requests], first[requests:] = self.first, 0
 
 
 def tail_counts(plan: StepPlan, first: Int32s) -> Int32s:
@@ -64,6 +68,7 @@ class TailBuffers:
     Args:
         rows: int32 [most], where a step's tail rows are published.
         query_starts: int32 [requests + 1], where the first tail row of each request is.
+        window_starts: int32 [requests], where windows of late layers begin (`Stages.bounded`); None for all rows.
         groups: by cache group, the buffers that early layers read.
         carried_rows: rows of the largest recording of late layers.
         carried_bytes: of a row that early layers leave.
@@ -74,6 +79,7 @@ class TailBuffers:
         rows: Tensor,
         query_starts: Tensor,
         *,
+        window_starts: Tensor | None,
         groups: Mapping[str, PagedBuffers],
         carried_rows: int,
         carried_bytes: int,
@@ -84,6 +90,7 @@ class TailBuffers:
             return torch.zeros(shape, dtype=dtype, device=rows.device)
 
         self._published, self._query_starts = rows, query_starts
+        self._window_starts = window_starts
         self._rows = zeros(most, dtype=torch.int64)
         self._token_ids = zeros(most, dtype=torch.int32)
         self._positions = zeros(most, dtype=torch.int32)
@@ -149,12 +156,14 @@ class TailBuffers:
             slots = buffers.write_slots
             torch.index_select(step.rows[name].write_slots, 0, rows, out=slots[:running])
             slots[real:running].fill_(-1)
+        starts = self._window_starts
         return replace(
             step,
             token_ids=self._token_ids[:running],
             positions=self._positions[:running],
             query_starts=self._query_starts[: requests + 1],
             rows={name: of.view(requests, running) for name, of in self._groups.items()},
+            window_starts=None if starts is None else starts[:requests],
         )
 
     def _attention(self, tail: TailRows, attn: AttnStep) -> AttnStep:

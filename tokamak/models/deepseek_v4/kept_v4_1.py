@@ -15,10 +15,10 @@ def window_name(config: V41Config, layer: int) -> str:
     return EARLY_WINDOW if cut is None or layer < cut else LATE_WINDOW
 
 
-def sub_caches(config: V41Config, dtype: str) -> list[SubCache]:
+def sub_caches(config: V41Config, dtype: str, *, bounded: bool) -> list[SubCache]:
     """Window rows of every layer; entries, index keys and open groups of those that make entries."""
     c, shared = config, config.shared
-    found = _windows(config, dtype)
+    found = _windows(config, dtype, bounded=bounded)
     for ratio in sorted({c.ratios[layer] for layer in c.entry_sources}, reverse=True):
         layers = tuple(layer for layer in c.entry_sources if c.ratios[layer] == ratio)
         for name, width in (("entries", shared.head_dim), ("index_keys", shared.index_dim)):
@@ -37,11 +37,11 @@ def sub_caches(config: V41Config, dtype: str) -> list[SubCache]:
     return found
 
 
-def _windows(config: V41Config, dtype: str) -> list[SubCache]:
+def _windows(config: V41Config, dtype: str, *, bounded: bool) -> list[SubCache]:
     """Window rows of early layers, and of late ones where there are any."""
     shared, cut = config.shared, cut_layer(config)
     first_late = shared.layers if cut is None else cut
-    depth = 0 if cut is None else tail_tokens(config, cut)
+    depth = 0 if cut is None else tail_tokens(config, cut, bounded=bounded)
     return [
         SubCache(
             name,

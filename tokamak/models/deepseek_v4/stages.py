@@ -52,9 +52,14 @@ def cut_layer(config: V41Config) -> int | None:
     return cut if chooses and not has_memory else None
 
 
-def tail_tokens(config: V41Config, cut: int) -> int:
-    """Newest tokens of a prompt that the layers from `cut` on run for: the depth of the tail, decided here alone."""
+def tail_tokens(config: V41Config, cut: int, *, bounded: bool) -> int:
+    """Newest tokens of a prompt that the layers from `cut` on run for: the depth of the tail, decided here alone.
+
+    With `bounded` a window, as the model is meant to be run; else as many as change no number.
+    """
     shared = config.shared
+    if bounded:
+        return shared.window_tokens
     return late_tokens(window_tokens=shared.window_tokens, layers=shared.layers - cut)
 
 
@@ -70,13 +75,15 @@ class V41Stages:
         begin: Callable[[StepInputs], tuple[Tensor, Tensor]],
         end: Callable[[Tensor, Tensor], Tensor],
         dtype: torch.dtype,
+        bounded: bool,
     ) -> None:
         """begin: streams and coefficients of a step's tokens; end: both of them to hidden states."""
         shared = config.shared
         self._early, self._late = tuple(layers[:cut]), tuple(layers[cut:])
         self._begin, self._end = begin, end
         self._streams, self._dtype = shared.mixing.count, dtype
-        self.late_tokens = tail_tokens(config, cut)
+        self.bounded = bounded
+        self.late_tokens = tail_tokens(config, cut, bounded=bounded)
         self.carried_bytes = row_bytes(streams=self._streams, width=shared.width, dtype=dtype)
 
     def early(self, step: StepInputs) -> Tensor:

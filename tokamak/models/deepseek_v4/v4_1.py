@@ -195,7 +195,9 @@ class DeepseekV41(Model):
         self.config = config
         c = config.shared
         c.check_context(self.architectures[0], build.max_model_len)
-        self._caches = Caches(build, sub_caches(config, state_dtype(build)))
+        self._caches = Caches(
+            build, sub_caches(config, state_dtype(build), bounded=build.bounded_replay)
+        )
         self._head = Head(build, c.vocab_tokens, c.width)
         self._embedding = Embedding(build, c.vocab_tokens, c.width, head=None)
         rotations = [
@@ -220,6 +222,7 @@ class DeepseekV41(Model):
                 begin=self._begin,
                 end=self._reader,
                 dtype=build.dtype,
+                bounded=build.bounded_replay,
             )
         )
         self._beside: frozenset[str] = frozenset()
