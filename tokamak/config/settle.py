@@ -80,6 +80,7 @@ def settle_engine(
             device=device,
             max_model_len=max_model_len,
             shortens=options.max_model_len == AUTO,
+            bounded_replay=options.bounded_replay,
             chat_template=_existing_template(options.chat_template),
             weight_bytes=weight_bytes,
             facts=model,

@@ -280,6 +280,7 @@ def group_settings(start: StartPlan, build: Build, model: Model) -> str:
             "model": config.model.facts.architecture,
             "dtype": config.model.dtype,
             "kv_cache_dtype": config.cache.dtype,
+            "bounded_replay": config.model.bounded_replay,
             "device": config.model.device,
             "max_num_seqs": limits.max_num_seqs,
             "max_num_batched_tokens": limits.max_num_batched_tokens,

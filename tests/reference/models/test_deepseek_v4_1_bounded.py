@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 import torch
 
@@ -43,7 +45,7 @@ def exact():
 def last(driver, prompt, borders=()):
     """Scores of a prompt's last row, run in chunks between borders."""
     edges = [0, *borders, prompt]
-    for start, end in zip(edges, edges[1:], strict=False):
+    for start, end in itertools.pairwise(edges):
         hidden = driver.staged({"only": TOKENS[start:end]}, {"only": prompt})["only"]
     return driver.model.logits(hidden[-1:])
 
