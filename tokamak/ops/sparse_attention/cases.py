@@ -54,11 +54,13 @@ def _make(
 
 
 def _window_starts(step: Requests, window: int) -> Tensor:
-    """First rows before the first query's window, at its edge, inside, at the query, and behind all queries."""
+    """First rows beside a request's last, behind it, inside the first query's window, at its edge, in front of it."""
     found: list[int] = []
     for at, (length, queries) in enumerate(zip(step.lengths, step.queries, strict=True)):
         query = length - queries
-        starts = (query - window // 2, query, length, query - window + 1, query - window)
+        starts = (
+            length - 2, length, query - window // 2, query - window + 1, query - window,
+        )  # fmt: skip
         found.append(max(0, starts[at % len(starts)]))
     return torch.tensor(found, dtype=torch.int32)
 
@@ -91,15 +93,14 @@ sparse_attention_cases += [
 sparse_attention_cases += [
     Case(
         title,
-        partial(_make, title, STEPS[name], window, has_entries, dtype, has_starts=True),
+        partial(_make, title, step, window, has_entries, dtype, has_starts=True),
         tolerance_of(dtype),
         changed=(13,),
     )
-    for name, window, has_entries, dtype in (
-        ("chunks", 8, False, torch.float32),
-        ("chunks", 33, True, torch.float32),
-        ("decode", 8, True, torch.float32),
-        ("drafts", 33, True, torch.bfloat16),
+    for name, step, window, has_entries, dtype in (
+        ("drafts", STEPS["drafts"], 8, False, torch.float32),
+        ("decode", STEPS["decode"], 33, True, torch.float32),
+        ("two chunks", Requests(prefill=((5, 4), (3, 20))), 8, True, torch.bfloat16),
     )
     for title in [
         f"{name} from a first row on, window {window}{' and entries' if has_entries else ''} "
