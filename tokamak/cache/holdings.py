@@ -57,6 +57,7 @@ class Holdings:
         )
         self._keep_tokens = tuple(group.keep_tokens for group in groups)
         self._is_late = tuple(group.late_tokens > 0 for group in groups)
+        self._bounded = any(group.bounded for group in groups)
         self._late_tokens = max(group.late_tokens for group in groups)
         assert all(group.late_tokens in (0, self._late_tokens) for group in groups), "two tails"
         self._reuse = reuse
@@ -81,6 +82,8 @@ class Holdings:
         limit = (request.known_tokens - 1) // self.block_tokens
         if not self._reuse or request.params.prompt_logprobs is not None:
             limit = 0
+        elif self._bounded and self.first_late(request):
+            limit = min(limit, self.first_late(request) // self.block_tokens)
         if limit == 0:
             return PrefixMatch(0, tuple(() for _ in self.pools))
         keys = self._chain(request).keys[:limit]
@@ -150,7 +153,7 @@ class Holdings:
         holding = self._held[request.request_id]
         assert not holding.blocks, f"request {request.request_id} is admitted twice"
         late = self.first_late(request)
-        # A cut prompt's first late rows see too little; the newest `keep_tokens` are right in all layers.
+        # A cut prompt's first late rows see too little; the newest `keep_tokens` are right in all layers, or none is.
         cut = late > 0 and match.cached_tokens <= late
         for pool, ids, is_late, keep in zip(
             self.pools, match.blocks, self._is_late, self._keep_tokens, strict=True
@@ -159,7 +162,8 @@ class Holdings:
             pool.hold(ids[first:])
             holding.blocks.append(list(ids))
             holding.first_held.append(first)
-            holding.first_right.append(request.known_tokens - keep if is_late and cut else 0)
+            right = sys.maxsize if self._bounded else request.known_tokens - keep
+            holding.first_right.append(right if is_late and cut else 0)
         self._published(request, holding, match.cached_tokens // self.block_tokens)
         cached = match.cached_tokens
         grants = self._grow(request, [cached if later else tokens for later in self._by_chunk])
