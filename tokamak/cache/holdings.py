@@ -82,8 +82,10 @@ class Holdings:
         limit = (request.known_tokens - 1) // self.block_tokens
         if not self._reuse or request.params.prompt_logprobs is not None:
             limit = 0
-        elif self._bounded and self.first_late(request):
-            limit = min(limit, self.first_late(request) // self.block_tokens)
+        late = self.first_late(request)
+        if self._bounded and late:
+            # Late rows of its own begin there, and those of others are other numbers.
+            limit = min(limit, late // self.block_tokens)
         if limit == 0:
             return PrefixMatch(0, tuple(() for _ in self.pools))
         keys = self._chain(request).keys[:limit]
