@@ -29,7 +29,7 @@ from tokamak.text.tokenizer import Tokenizer
 
 pytestmark = pytest.mark.timeout(180)
 
-BLOCK = 8
+BLOCK, WINDOW = 8, 8
 CONFIG = v4_1_config(**SMALL, engram_compressed_vocab_size=numbered_tokens())
 ANSWER = 6
 GREEDY = SamplingParams(temperature=0, max_tokens=ANSWER, ignore_eos=True)
@@ -115,9 +115,11 @@ def test_a_prefix_in_the_cache_changes_no_token(recorded, alone):
     # The same again; a turn behind the answer that is shorter than a window; a start in common.
     prompts = [first, first + answer + ids(3, 2), first[:33] + ids(14, 3)]
 
+    before = recorded.report().late.scheduled_tokens
     outputs = [recorded.generate([prompt], GREEDY)[0] for prompt in prompts]
 
     assert token_ids(outputs) == [alone(prompt, ANSWER) for prompt in prompts]
+    assert recorded.report().late.scheduled_tokens - before == WINDOW * len(prompts)
     # Late layers begin anew in every prompt, so that what is reused ends in front of their window.
     assert [output.usage.cached_tokens for output in outputs] == [24, 32, 32]
 
