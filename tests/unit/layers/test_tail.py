@@ -46,12 +46,13 @@ def test_rows_at_the_first_position_or_behind_it_are_chosen(first, rows, counts)
 
 def test_rows_of_padding_are_the_step_s_first_and_requests_of_padding_have_none():
     tail = TailRows.of(a_plan(), int32s(14, 2, 0))
-    rows, starts = np.full(8, 99, dtype=np.int32), np.full(6, 99, dtype=np.int32)
+    rows, starts, first = (np.full(size, 99, dtype=np.int32) for size in (8, 6, 5))
 
-    tail.stage(rows, starts)
+    tail.stage(rows, starts, first)
 
     assert rows.tolist() == [4, 5, 8, 9, 10, 0, 0, 0]
     assert starts.tolist() == [0, 2, 4, 5, 5, 5]
+    assert first.tolist() == [14, 2, 0, 0, 0]
 
 
 def test_a_tail_is_published_with_the_step_s_other_numbers():
@@ -64,11 +65,14 @@ def test_a_tail_is_published_with_the_step_s_other_numbers():
 
     assert arena.tail_rows[:8].tolist() == [4, 5, 8, 9, 10, 0, 0, 0]
     assert arena.tail_starts[:4].tolist() == [0, 2, 4, 5]
+    assert arena.tail_first[:3].tolist() == [14, 2, 0]
 
 
 def buffers(rows: torch.Tensor, starts: torch.Tensor) -> TailBuffers:
     arena = an_arena(groups=two_groups())
-    return TailBuffers(rows, starts, groups=arena.buffers, carried_rows=3, carried_bytes=20)
+    return TailBuffers(
+        rows, starts, window_starts=None, groups=arena.buffers, carried_rows=3, carried_bytes=20
+    )
 
 
 def test_the_bytes_of_the_buffers_are_those_a_plan_counts():
@@ -85,7 +89,7 @@ def test_the_bytes_of_the_buffers_are_those_a_plan_counts():
 def test_more_rows_than_the_bucket_are_refused():
     made = buffers(torch.zeros(16, dtype=torch.int32), torch.zeros(9, dtype=torch.int32))
     context = a_context([Chunk(range(6), 0, [1, 2])], block_tokens=4, groups=("keys", "window"))
-    tail = TailRows(rows=int32s(0, 1, 2, 3, 4), counts=int32s(5))
+    tail = TailRows(rows=int32s(0, 1, 2, 3, 4), counts=int32s(5), first=int32s(0))
 
     late = LateShape(mode=Mode.EAGER, scheduled_tokens=5, running_tokens=4, wanted=None)
     with pytest.raises(TailOverflow, match="5 tail rows were to run as 4"):

@@ -263,6 +263,14 @@ def test_v4_1_keeps_entries_of_their_makers_alone():
     assert late == {"late_window": 1 + 7 * 4}
 
 
+def test_late_layers_run_for_a_window_under_bounded_replay():
+    model = DeepseekV41.from_config(v4_1_config(), a_build(bounded_replay=True))
+
+    late = {group.name: group.late_tokens for group in group_sub_caches(model.sub_caches())}
+
+    assert late["late_window"] == model.stages().late_tokens == 8
+
+
 def test_v4_1_that_cannot_be_cut_keeps_one_window():
     # The memory in front of layer 7 needs more of a row than its streams.
     config = v4_1_config(engram_layer_ids=[1, 7])
