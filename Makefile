@@ -48,11 +48,12 @@ doctor: .venv   ## what this machine is, and what would be chosen on it
 test: .venv-test ## set up, then run everything a CPU can run
 	@$(MAKE) --no-print-directory check rest wheel
 
-check: .venv-test ## lint, types, layers, unit, tour, docs: about a minute
+check: .venv-test ## lint, types, layers, sizes, unit, tour, docs: about a minute
 	$(TEST)ruff check .
 	$(TEST)ruff format --check .
 	$(TEST)basedpyright --pythonpath $(TEST)python
 	$(TEST)lint-imports
+	$(TEST)python tools/sizes.py --check
 	$(TEST)python tools/tour.py
 	$(TEST)python tools/reference_docs.py --check
 	$(TEST)pytest -q tests/unit
@@ -61,7 +62,7 @@ unit: .venv-test ## the unit tests alone
 	$(TEST)pytest -q tests/unit $(ARGS)
 
 rest: .venv-test ## the CPU tests that `check` leaves out
-	$(TEST)pytest -q -m "not gpu and not multigpu" tests/reference tests/distributed tests/server tests/e2e
+	$(TEST)pytest -q -n auto --maxprocesses=8 --dist loadfile -m "not gpu and not multigpu" tests/reference tests/distributed tests/server tests/e2e
 
 wheel: .venv-test ## the wheel in an empty environment, tried from another folder
 	$(TEST)python tools/wheel.py

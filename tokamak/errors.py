@@ -23,7 +23,7 @@
             │                          BucketNotRecorded, NestedRecording, PoisonedGraph, PoolOverrun,
             │                          HandoffShape, HostReadInRecording, GraphMismatch
             └── ContextError           the step context: ContextNested, NoContext, StatusTooEarly, StatusTakenTwice,
-                                       FillSite, ArenaOverflow, TailOverflow
+                                       FillSite, ArenaOverflow, TailOverflow, WalkPlanOverflow
 
 Every message names the thing, its value and what was expected; `hint` says what to do.
 """
@@ -207,3 +207,7 @@ class ArenaOverflow(ContextError):
 
 class TailOverflow(ContextError):
     """More rows were meant for late layers than their buffers, or the bucket, hold."""
+
+
+class WalkPlanOverflow(ContextError):
+    """More rows of index queries were to be walked than there are programs for."""

@@ -9,31 +9,23 @@ The engine runs inside the calls, so nothing happens between them. One thread us
 
 from __future__ import annotations
 
-import signal
 import sys
-import threading
 import time
 from collections import deque
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
-from types import FrameType, TracebackType
+from types import TracebackType
 from typing import Any, Self, cast
 
 from tokamak.config.options import DEFAULT_MODEL, EngineOptions
-from tokamak.core.generation import (
-    EngineInfo,
-    GenerationEvent,
-    GenerationRequest,
-    Timings,
-    TokenLogprob,
-    Usage,
-)
-from tokamak.core.request import FinishReason, SamplingParams
+from tokamak.core.generation import EngineInfo, GenerationEvent, GenerationRequest
+from tokamak.core.request import SamplingParams
 from tokamak.engine.admission import Admission
 from tokamak.engine.configure import configure, engine_info, load_text
 from tokamak.engine.core import EngineCore
 from tokamak.engine.core_face import CoreFace
+from tokamak.engine.gathered import Gathered, RequestOutput
+from tokamak.engine.interrupts import interrupted_after
 from tokamak.engine.messages import AddRequest, EngineReport, EngineStats, RequestUpdate
 from tokamak.engine.outputs import OutputStream
 from tokamak.errors import EngineError, RequestError, TemplateError
@@ -49,52 +41,6 @@ Conversation = Sequence[Mapping[str, Any]]
 
 WAITING_REQUESTS = 16
 """A long list of prompts is handed to the engine as its queue empties, so that it never overflows."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CompletionOutput:
-    """One continuation of a prompt."""
-
-    index: int
-    """Which of the `n` it is."""
-    text: str
-    token_ids: tuple[int, ...]
-    logprobs: tuple[TokenLogprob, ...] | None
-    finish_reason: FinishReason
-    stop_reason: str | int | None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RequestOutput:
-    """A prompt and its continuations; the properties are those of the first."""
-
-    prompt: str | None
-    """The prompt's text, if it was given as text or messages."""
-    prompt_ids: tuple[int, ...]
-    outputs: tuple[CompletionOutput, ...]
-    prompt_logprobs: tuple[TokenLogprob | None, ...] | None
-    usage: Usage
-    timings: Timings
-
-    @property
-    def text(self) -> str:
-        """Text of the first output."""
-        return self.outputs[0].text
-
-    @property
-    def token_ids(self) -> tuple[int, ...]:
-        """Token ids of the first output."""
-        return self.outputs[0].token_ids
-
-    @property
-    def logprobs(self) -> tuple[TokenLogprob, ...] | None:
-        """Logprobs of the first output, if asked for."""
-        return self.outputs[0].logprobs
-
-    @property
-    def finish_reason(self) -> FinishReason:
-        """Why the first output ended."""
-        return self.outputs[0].finish_reason
 
 
 class LLM:
@@ -315,7 +261,7 @@ class LLM:
         )
 
     def _run(self, requests: list[GenerationRequest]) -> list[RequestOutput]:
-        gathered = [_Gathered(request) for request in requests]
+        gathered = [Gathered(request) for request in requests]
         for at, event in self._events(requests):
             gathered[at].take(event)
         return [each.output() for each in gathered]
@@ -332,7 +278,7 @@ class LLM:
         news: deque[RequestUpdate] = deque()
         try:
             while backlog or streams:
-                with _interrupted_after():
+                with interrupted_after():
                     self._feed(core, backlog, streams, news, arrived_s)
                     if not news:
                         self._step(core)
@@ -347,7 +293,7 @@ class LLM:
                     if event is not None:
                         yield at, event
         finally:
-            with _interrupted_after():
+            with interrupted_after():
                 self._forget(core, list(streams), abort=True)
 
     def _feed(
@@ -384,70 +330,6 @@ class LLM:
             self._inboxes.pop(request_id, None)
         if abort and request_ids and self._core is not None:
             core.abort(request_ids)
-
-
-@dataclass(slots=True)
-class _Sibling:
-    text: list[str] = field(default_factory=list)
-    token_ids: list[int] = field(default_factory=list)
-    logprobs: list[TokenLogprob] = field(default_factory=list)
-    last: GenerationEvent | None = None
-
-
-class _Gathered:
-    """The events of one request, joined."""
-
-    def __init__(self, request: GenerationRequest) -> None:
-        self._request = request
-        self._siblings = [_Sibling() for _ in range(request.params.n)]
-        self._prompt_ids: tuple[int, ...] = ()
-        self._prompt_logprobs: tuple[TokenLogprob | None, ...] | None = None
-
-    def take(self, event: GenerationEvent) -> None:
-        sibling = self._siblings[event.sibling]
-        sibling.text.append(event.text)
-        sibling.token_ids += event.token_ids
-        sibling.logprobs += event.logprobs or ()
-        sibling.last = event
-        if event.sibling == 0:
-            self._prompt_ids = event.prompt_ids or self._prompt_ids
-            self._prompt_logprobs = event.prompt_logprobs or self._prompt_logprobs
-
-    def output(self) -> RequestOutput:
-        lasts = [sibling.last for sibling in self._siblings if sibling.last is not None]
-        assert len(lasts) == len(self._siblings), "a sibling ended without an event"
-        prompt, params = self._request.prompt, self._request.params
-        return RequestOutput(
-            prompt=prompt if isinstance(prompt, str) else None,
-            prompt_ids=self._prompt_ids,
-            outputs=tuple(
-                CompletionOutput(
-                    index=index,
-                    text="".join(sibling.text),
-                    token_ids=tuple(sibling.token_ids),
-                    logprobs=None if params.logprobs is None else tuple(sibling.logprobs),
-                    finish_reason=last.finish_reason or FinishReason.ABORT,
-                    stop_reason=last.stop_reason,
-                )
-                for index, (sibling, last) in enumerate(zip(self._siblings, lasts, strict=True))
-            ),
-            prompt_logprobs=self._prompt_logprobs,
-            usage=Usage(
-                prompt_tokens=len(self._prompt_ids),
-                completion_tokens=sum(last.usage.completion_tokens for last in lasts),
-                cached_tokens=lasts[0].usage.cached_tokens,
-            ),
-            timings=Timings(
-                arrived_s=lasts[0].timings.arrived_s,
-                first_token_s=_when(min, [last.timings.first_token_s for last in lasts]),
-                last_token_s=_when(max, [last.timings.last_token_s for last in lasts]),
-            ),
-        )
-
-
-def _when(choose: Callable[[list[float]], float], times: Sequence[float | None]) -> float | None:
-    known = [at for at in times if at is not None]
-    return choose(known) if known else None
 
 
 def _listed_prompts(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
@@ -498,28 +380,3 @@ def _naming(what: str, at: int, count: int) -> Iterator[None]:
             raise
         message = f"{what}[{at}]: {error.message}"
         raise type(error)(message, field=error.field, hint=error.hint) from error
-
-
-@contextmanager
-def _interrupted_after() -> Iterator[None]:
-    """Let Ctrl-C wait for the end of a step: the engine's books are only right between steps."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    before = signal.getsignal(signal.SIGINT)
-    if before is not signal.default_int_handler:
-        yield
-        return
-    interrupted = False
-
-    def remember(number: int, frame: FrameType | None) -> None:
-        nonlocal interrupted
-        interrupted = True
-
-    signal.signal(signal.SIGINT, remember)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, before)
-    if interrupted:
-        raise KeyboardInterrupt

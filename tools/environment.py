@@ -22,6 +22,8 @@ ROOT = Path(__file__).resolve().parent.parent
 CONSTRAINTS = ROOT / "constraints.txt"
 CPU_INDEX = "https://download.pytorch.org/whl/cpu"
 REACH_TIMEOUT_S = 5.0
+ALONE = {"test": ("nemo-automodel",)}
+"""By extra: packages that are installed without what they ask for, gigabytes that the parts in use never import."""
 OLDEST_PYTHON = (3, 11)
 
 
@@ -47,6 +49,9 @@ def main(arguments: list[str]) -> int:
     target = f"{ROOT}[{','.join(extras)}]" if extras else str(ROOT)
     _say(f"installing tokamak [{', '.join(extras)}] into {folder.name}")
     pip(folder, "install", "--quiet", "--constraint", str(CONSTRAINTS), "--editable", target)
+    alone = [f"{name}=={pinned(name)}" for extra in extras for name in ALONE.get(extra, ())]
+    if alone:
+        pip(folder, "install", "--quiet", "--no-deps", *alone)
     stamp.write_text(wanted_stamp, encoding="utf-8")
     _say(f"{folder.name} is ready after {time.monotonic() - began_s:.0f} s")
     return 0

@@ -14,6 +14,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, cast
 
+from tokamak.config.option_values import option_values
 from tokamak.config.options import (
     CACHE_VARIABLE,
     CONFIG_VARIABLE,
@@ -22,7 +23,6 @@ from tokamak.config.options import (
     ServeOptions,
     option_group,
     option_names,
-    option_values,
 )
 from tokamak.config.settle import REFUSED, settle_server
 from tokamak.config.settle_graphs import REFUSED_GRAPHS

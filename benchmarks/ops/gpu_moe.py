@@ -19,7 +19,7 @@ import torch
 import triton
 from torch import Tensor
 
-from tokamak.ops.moe_experts import triton_few, triton_grouped
+from tokamak.ops.moe_experts import triton_few, triton_grouped, triton_pairs
 from tokamak.ops.moe_experts.matrix import ExpertMatrix
 from tokamak.ops.moe_experts.reference import moe_experts, scaled_experts
 from tokamak.ops.moe_experts.triton import triton_moe_experts, triton_scaled_experts
@@ -184,7 +184,7 @@ def tune_few(work: Work) -> FewTiles:
 def tune_grouped(work: Work, pairs: int, candidates: Sequence[Tile]) -> GroupedTiles:
     """The best tiles of both products for one count of pairs a tile."""
     layer = work.layer
-    grouped = [triton_grouped.group_pairs(ids, EXPERTS, pairs) for ids in work.ids]
+    grouped = [triton_pairs.group_pairs(ids, EXPERTS, pairs) for ids in work.ids]
     plain = Tile(64, 64, 4, 2)
     hidden = [
         triton_grouped.pass_gate_up(
@@ -215,10 +215,10 @@ def tune_grouped(work: Work, pairs: int, candidates: Sequence[Tile]) -> GroupedT
     down = fastest(f"by {pairs}, down (floor {work.floor_us(1 / 3):.1f})", results)
 
     group = median_us(
-        work.each(lambda at: triton_grouped.group_pairs(work.ids[at], EXPERTS, pairs)[0])
+        work.each(lambda at: triton_pairs.group_pairs(work.ids[at], EXPERTS, pairs)[0])
     )
     parts = triton_grouped.pass_down(*first, plain)
-    summed = median_us([lambda: triton_grouped.sum_parts(parts, CHOSEN)] * COPIES)
+    summed = median_us([lambda: triton_pairs.sum_parts(parts, CHOSEN)] * COPIES)
     print(f"    group {group:.1f} us, sum {summed:.1f} us")
     return GroupedTiles(pairs, gate_up, down)
 

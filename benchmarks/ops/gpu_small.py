@@ -25,6 +25,7 @@ from tokamak.ops.rope import triton as rope
 from tokamak.ops.sample import triton as sample
 from tokamak.ops.step_prep import fill_step
 from tokamak.ops.step_prep import triton as step_prep
+from tokamak.ops.walk_plan.triton import triton_fill_walk_plan
 
 BYTES_PER_US = 4.15e6
 CACHE_BYTES = 120 << 20
@@ -172,6 +173,14 @@ def tiles(rows: int) -> tuple[Call, int]:
     return lambda: step_prep.triton_fill_unit_tiles(starts, 16, out), 28 * rows
 
 
+def walk(rows: int) -> tuple[Call, int]:
+    positions = torch.randint(0, 90_000, (rows,), device="cuda").int()
+    starts = torch.arange(rows + 1, dtype=torch.int32, device="cuda")
+    plans = torch.zeros((1, 264, 4), dtype=torch.int32, device="cuda")
+    run = triton_fill_walk_plan
+    return lambda: run(starts, positions, 1, 1, 512, rows, plans), 8 * rows + 16 * 264
+
+
 def copies_of(make: Make, *sizes: object) -> tuple[list[Call], int]:
     """As many calls with inputs of their own as the cache does not hold, and the bytes of one."""
     first, moved = make(*sizes)
@@ -235,6 +244,8 @@ def measure_models(report: Report, every_rows: Sequence[int]) -> None:
             report.add("fill", f"decode, {how}", fill, rows, 0, rows // 16, run)
         report.add("indptrs", "", indptrs, rows)
         report.add("tiles", "", tiles, rows)
+        if rows < 264:
+            report.add("walk plan", "", walk, rows)
     for prompts in (1, 8):
         make = step_prep.triton_fill_step
         report.add("fill", f"{prompts} prompts", fill, 8192, prompts, 512, make)

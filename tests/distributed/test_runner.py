@@ -25,8 +25,6 @@ from tokamak.core.plan import Mode
 from tokamak.errors import ConfigMismatch, GraphError
 from tokamak.runner.exchange import COLUMNS
 
-pytestmark = pytest.mark.timeout(300)
-
 DEADLINE_S = 90.0
 
 STARTUP: Mapping[str, object] = {"graphs": "startup", "graph_backend": "sim"}

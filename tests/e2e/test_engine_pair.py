@@ -18,8 +18,6 @@ from tokamak.engine.process_client import ProcessClient, start_engine
 from tokamak.errors import CheckpointError, OptionError
 from tokamak.llm import LLM
 
-pytestmark = pytest.mark.timeout(300)
-
 OPTIONS = {"dtype": "fp32", "threads": 1, "max_num_seqs": 8, "kv_cache_memory_bytes": "8MiB"}
 PROMPTS = ["Hello world", "What is the capital of", "The", "you and the user", "a" * 40]
 PARAMS = [

@@ -49,7 +49,6 @@ def test_client_prints_the_stream(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 @pytest.mark.weights
-@pytest.mark.timeout(300)
 def test_structured_parses_what_a_real_model_says(capsys: pytest.CaptureFixture[str]) -> None:
     load("structured").main()
 

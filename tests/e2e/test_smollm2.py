@@ -12,9 +12,10 @@ from pathlib import Path
 import pytest
 
 from tokamak.core.request import FinishReason, SamplingParams
-from tokamak.llm import LLM, RequestOutput
+from tokamak.engine.gathered import RequestOutput
+from tokamak.llm import LLM
 
-pytestmark = [pytest.mark.weights, pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.weights, pytest.mark.slow]
 
 RECORD = json.loads((Path(__file__).parent / "data" / "smollm2_greedy.json").read_text("utf-8"))
 CASES = RECORD["cases"]

@@ -15,7 +15,7 @@ from tokamak.config.options import EngineOptions
 from tokamak.engine.configure import configure
 from tokamak.engine.process_client import start_engine
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.slow]
 
 REQUESTS = 2000
 CONCURRENCY = 32

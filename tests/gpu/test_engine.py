@@ -29,7 +29,6 @@ HAS_GPU = torch.cuda.is_available()
 pytestmark = [
     pytest.mark.gpu,
     pytest.mark.skipif(not HAS_GPU, reason="torch.cuda.is_available() is False"),
-    pytest.mark.timeout(300),
 ]
 
 POSITIONS = 4096

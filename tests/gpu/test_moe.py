@@ -237,7 +237,7 @@ def test_rows_with_a_gap_between_them_are_read_where_they_lie(form):
 def test_groups_hold_every_pair_once_under_its_expert_in_tiles_that_start_where_the_last_ended(
     pairs, tile
 ):
-    from tokamak.ops.moe_experts.triton_grouped import _group_kernel
+    from tokamak.ops.moe_experts.triton_pairs import _group_kernel
 
     experts = 12
     ids = torch.randint(0, experts, (pairs,), generator=torch.Generator().manual_seed(pairs))

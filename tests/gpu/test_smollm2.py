@@ -16,7 +16,6 @@ HAS_GPU = torch.cuda.is_available()
 pytestmark = [
     pytest.mark.gpu,
     pytest.mark.skipif(not HAS_GPU, reason="torch.cuda.is_available() is False"),
-    pytest.mark.timeout(300),
 ]
 
 DATA = Path(__file__).resolve().parents[1] / "e2e" / "data" / "smollm2_greedy.json"

@@ -19,6 +19,8 @@ from tokamak.ops.step_prep.cases import (
     make_step,
     random_sizes,
 )
+from tokamak.ops.walk_plan import fill_walk_plan
+from tokamak.ops.walk_plan.cases import random_steps, specified_plans
 from tokamak.runner.results import InFlightResult
 from tokamak.sampling.sampler import Sampled
 
@@ -87,6 +89,26 @@ def test_derived_tables_on_the_device_are_those_on_the_cpu(op, cases):
         with no_host_wait():
             op(*found)
         assert torch.equal(found[2].cpu(), expected[2]), str(case)
+
+
+def test_walk_plans_on_the_device_are_those_of_the_specification():
+    """Integer for integer, on 2,000 steps and those a plan can go wrong at."""
+    for at, step in enumerate(random_steps(2_000)):
+        found = on_device(step.make())
+        with no_host_wait():
+            fill_walk_plan(*found)
+        assert np.array_equal(found[6].cpu().numpy(), specified_plans(step)), (at, step)
+
+
+@pytest.mark.vendor("triton")
+def test_triton_s_walk_plans_are_those_of_the_specification():
+    from tokamak.ops.walk_plan.triton import triton_fill_walk_plan
+
+    for at, step in enumerate(random_steps(2_000)):
+        found = on_device(step.make())
+        with no_host_wait():
+            triton_fill_walk_plan(*found)
+        assert np.array_equal(found[6].cpu().numpy(), specified_plans(step)), (at, step)
 
 
 def test_a_preparation_waits_for_nothing():

@@ -17,8 +17,6 @@ from tokamak.engine.process_client import start_engine
 from tokamak.text.deepseek_chat import DeepseekChat
 from tokamak.text.tokenizer import Tokenizer
 
-pytestmark = pytest.mark.timeout(120)
-
 BLOCK_TOKENS = 8
 CHUNK_TOKENS = 16
 BLOCKS = 24

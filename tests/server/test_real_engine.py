@@ -17,8 +17,6 @@ BLOCK_TOKENS = 16
 CHUNK_TOKENS = 64
 CONTEXT_TOKENS = 512
 
-pytestmark = pytest.mark.timeout(120)
-
 
 @pytest.fixture(scope="module")
 def tiny(tmp_path_factory):

@@ -30,6 +30,7 @@ GPU = DeviceFacts(
     memory_bytes=140 * GIB,
     features=frozenset(),
     libraries=frozenset({"triton"}),
+    host_bytes=256 * GIB,
 )
 """A GPU with kernels of ours."""
 

@@ -27,10 +27,14 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 def interpreted_gaps(
-    cases: Mapping[str, str], backend: str = "triton"
+    cases: Mapping[str, str], backend: str = "triton", limits: Mapping[str, int] | None = None
 ) -> dict[str, dict[str, float]]:
-    """The difference of every case, by op and case. cases: by op, the `module:list` where its cases are."""
-    command = [sys.executable, "-m", "tests.support.interpreted", backend, json.dumps(dict(cases))]
+    """The difference of every case, by op and case. cases: by op, the `module:list` where its cases are.
+
+    limits: values of some `module:NAME`, where a few cases are to look like many to a kernel.
+    """
+    given = [json.dumps(dict(each)) for each in (cases, limits or {})]
+    command = [sys.executable, "-m", "tests.support.interpreted", backend, *given]
     environment = os.environ | {"TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"}
     done = subprocess.run(
         command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False
@@ -71,8 +75,12 @@ def mend_interpreter() -> None:
     interpreter._convert_float, interpreter._patch_lang_tensor = rounded, patched
 
 
-def _main(backend: str, cases: str) -> None:
+def _main(backend: str, cases: str, limits: str) -> None:
     load_backends()
+    for place, limit in json.loads(limits).items():
+        module, name = place.split(":")
+        assert hasattr(importlib.import_module(module), name), f"there is no {place}"
+        setattr(importlib.import_module(module), name, limit)
     mend_interpreter()
     gaps: dict[str, dict[str, float]] = {}
     for op_name, place in json.loads(cases).items():

@@ -106,7 +106,8 @@ def _forms() -> dict[str, Callable[..., None]]:
 def _decode_forms() -> dict[str, Callable[..., None]]:
     """What each form of rotate_cache_attend calls."""
     from tokamak.ops.paged_attention.triton_decode import DecodeForm
-    from tokamak.ops.rotate_cache_attend.triton import TritonDecode, fetch_nothing
+    from tokamak.ops.rotate_cache_attend.triton import TritonDecode
+    from tokamak.ops.rotate_cache_attend.triton_kernel import fetch_nothing
 
     forms = (
         (None, None),

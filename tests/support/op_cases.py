@@ -15,8 +15,10 @@ from tokamak.ops.case import Case, difference
 from tokamak.ops.load import OP_PACKAGES
 from tokamak.ops.registry import OPS, Op
 from tokamak.ops.step_prep.cases import STEP_CHANGED, fill_step_cases, make_step, random_sizes
+from tokamak.ops.walk_plan.cases import WALK_CHANGED, WalkStep, random_steps
 
 RANDOM_STEPS = 60
+WALKED_STEPS = 36
 
 
 def ops_with_cases() -> list[tuple[Op[..., object], Sequence[Case]]]:
@@ -89,3 +91,9 @@ def random_step_cases(count: int) -> list[Case]:
 
 filled_steps = [*fill_step_cases, *random_step_cases(RANDOM_STEPS)]
 """Cases of `fill_step`, and random steps."""
+
+walked_steps = [
+    Case(f"step {at}", partial(WalkStep.make, step), 0.0, WALK_CHANGED)
+    for at, step in enumerate(random_steps(WALKED_STEPS))
+]
+"""Cases of `fill_walk_plan`: its special steps, and random ones."""

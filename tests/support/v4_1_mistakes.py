@@ -154,12 +154,13 @@ def keys_of_rotated_latents(model: DeepseekV41, patch: pytest.MonkeyPatch) -> No
 
 def last_entry_hidden(model: DeepseekV41, patch: pytest.MonkeyPatch) -> None:
     for indexer in _indexers(model):
-        right = indexer._select
+        scorer = indexer._scorer
+        right = scorer.score_topk
         patch.setattr(
-            indexer,
-            "_select",
-            lambda q, weights, keys, table, positions, *rest, right=right: right(
-                q, weights, keys, table, positions - 1, *rest
+            scorer,
+            "score_topk",
+            lambda rows, *lists, right=right, **rest: right(
+                replace(rows, positions=rows.positions - 1), *lists, **rest
             ),
         )
 

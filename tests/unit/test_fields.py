@@ -10,9 +10,13 @@ from pathlib import Path
 
 import pytest
 
+from tokamak.cache.launch import LaunchStorage
+from tokamak.cache.view import PagedBuffers
 from tokamak.core.context import StepContext
 from tokamak.core.inputs import AttnHalf, AttnStep, StepInputs
 from tokamak.core.plan import Admission, Grants, StepPlan, StepShape
+from tokamak.layers.attention.scorer import IndexRows
+from tokamak.layers.attention.sparse import Picked
 from tokamak.runner.status import PrevStatus
 
 PACKAGE = Path(__file__).resolve().parents[2] / "tokamak"
@@ -21,12 +25,13 @@ VALUES = (
     StepPlan, StepShape, StepInputs, AttnStep, AttnHalf, StepContext, PrevStatus, Admission, Grants,
 )  # fmt: skip
 
+TABLES = (PagedBuffers, LaunchStorage, IndexRows, Picked)
+"""What is read at home too."""
 
 WAITING = {
     ("StepShape", "cut"): "two-batch overlap",
     ("StepShape", "uniform_rows"): "the all-to-all of expert parallel",
     ("StepContext", "running_table"): "the all-to-all of expert parallel",
-    ("StepContext", "streams"): "host tables staged beside the forward",
     ("PrevStatus", "accepted"): "drafts",
     ("PrevStatus", "next_token"): "drafts",
 }
@@ -63,6 +68,13 @@ def test_every_field_of_a_step_is_read_outside_the_module_that_defines_it(value)
 
     waiting = [field for name, field in WAITING if name == value.__name__]
     assert found == waiting
+
+
+@pytest.mark.parametrize("value", TABLES, ids=lambda value: value.__name__)
+def test_every_field_of_what_a_step_s_tables_are_made_in_is_read(value):
+    read = attributes_read(package_sources().values())
+
+    assert [field.name for field in dataclasses.fields(value) if field.name not in read] == []
 
 
 def test_a_field_that_is_only_written_or_read_at_home_is_found():

@@ -80,7 +80,7 @@ def test_one_scorer_chooses_entries_for_every_model() -> None:
         and re.search(r"ops\.indexer", path.read_text(encoding="utf-8"))
     ]
 
-    assert users == ["layers/attention/sparse.py"]
+    assert users == ["layers/attention/scorer.py"]
     loops = [
         str(path.relative_to(PACKAGE))
         for path in (PACKAGE / "models").rglob("*.py")

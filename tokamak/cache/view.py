@@ -13,8 +13,10 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor
 
+from tokamak.cache.launch import LaunchStorage
 from tokamak.errors import FillSite
 from tokamak.ops.step_prep.derived import fill_indptrs, fill_unit_tiles, tile_room
+from tokamak.ops.walk_plan.sizes import score_bands
 
 Site = Callable[[], str]
 """Where the forward is: in a recorded "segment", in an eager "region", or at its "begin"."""
@@ -35,6 +37,8 @@ class PagedBuffers:
     fill_indptrs: Callable[[Tensor, int, Tensor], None] = fill_indptrs.reference
     """The bound op; likewise below."""
     fill_unit_tiles: Callable[[Tensor, int, Tensor], None] = fill_unit_tiles.reference
+    launch: LaunchStorage = field(default_factory=LaunchStorage)
+    """Where walks through the group's index keys are planned, if it has any."""
     site: Site | None = None
     """Where a table is read, to check that readers and fill agree; None checks nothing."""
     _made: dict[int, Tensor] = field(default_factory=dict)
@@ -70,8 +74,9 @@ class PagedView:
         self.fills = 0
         """Fills launched so far, of all derived tables."""
         self._buffers = buffers
+        self._size = (running_requests, running_tokens)
         self._query_starts = buffers.query_starts[: running_requests + 1]
-        self._filled: dict[int, tuple[Tensor, str]] = {}
+        self._filled: dict[object, tuple[Tensor, str]] = {}
 
     def indptrs(self) -> Tensor:
         """Running sums of the blocks in use, int32 [requests + 1]; filled by the first reader."""
@@ -95,17 +100,48 @@ class PagedView:
             self._note(width, found)
         return found
 
+    def walk_plans(
+        self, positions: Tensor, q_width: int, *, ratio: int, keep: int, columns: int
+    ) -> Tensor | None:
+        """Plans by which programs walk through index keys, int32 [bands, programs, 4]; filled by the first reader.
+
+        None where the scorer walks by no plan: where it is no kernel, or for more rows than there are programs.
+
+        positions: int32 [tokens], of a step of decode rows with `q_width` rows each. A row sees a key for every `ratio` of
+        its tokens and needs no scores of up to `keep`; the scores of a row take up to `columns` (`score_bands`).
+        """
+        launch, (requests, tokens) = self._buffers.launch, self._size
+        if not launch.is_for(requests, tokens, q_width):
+            return None
+        bands = score_bands(tokens, columns)
+        key = ("walk", ratio, keep)
+        found = self._find(key, f"walk_plans(ratio={ratio}, keep={keep})")
+        if found is None:
+            widest = self._buffers.block_table.shape[1] * self.block_tokens // ratio
+            room = launch.plans(
+                ratio,
+                keep,
+                max_tokens=len(self._buffers.write_slots),
+                columns=widest,
+                like=positions,
+            )
+            found = room[: len(bands)]
+            launch.fill(self._query_starts, positions, q_width, ratio, keep, bands[0].stop, found)
+            self._note(key, found)
+        assert len(found) == len(bands), f"{len(bands)} bands of a step planned in {len(found)}"
+        return found
+
     def drop(self) -> None:
         """Forget that derived tables are filled; their buffers keep their addresses."""
         self._filled.clear()
 
-    def _find(self, width: int, name: str) -> Tensor | None:
+    def _find(self, key: object, name: str) -> Tensor | None:
         """A table filled in this forward.
 
         Raises:
             FillSite: it was filled in a recorded segment and is read in an eager region, or the reverse.
         """
-        filled = self._filled.get(width)
+        filled = self._filled.get(key)
         if filled is None:
             return None
         table, filled_at = filled
@@ -118,7 +154,7 @@ class PagedView:
                 )
         return table
 
-    def _note(self, width: int, table: Tensor) -> None:
+    def _note(self, key: object, table: Tensor) -> None:
         site = self._buffers.site
-        self._filled[width] = (table, BEGIN if site is None else site())
+        self._filled[key] = (table, BEGIN if site is None else site())
         self.fills += 1

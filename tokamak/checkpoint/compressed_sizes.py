@@ -63,6 +63,17 @@ def sparse_ratio(config: Mapping[str, Any]) -> int:
     return (RATIOS_BY_TYPE | (config.get("compress_rates") or {}))[name]
 
 
+def ngram_token_numbers(config: Mapping[str, Any]) -> int:
+    """Numbers that a token's row has of all n-gram memories from the start of a step on; 0 where there are none."""
+    layers = config.get("engram_layer_ids") or ()
+    names = ("engram_max_ngram_size", "engram_n_heads", "engram_head_dim")
+    sizes = [config.get(name) for name in names]
+    if not isinstance(layers, list) or not all(type(each) is int for each in sizes):
+        return 0
+    orders, heads, width = (int(each or 0) for each in sizes)
+    return len(layers) * (orders - 1) * heads * width
+
+
 def ngram_numbers(config: Mapping[str, Any]) -> int:
     """Numbers in the tables of a model's n-gram memories; 0 where a config has none or does not say."""
     rows, width = config.get("engram_num_embeddings"), config.get("engram_head_dim")

@@ -13,7 +13,7 @@ import time
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import torch
 
@@ -54,6 +54,16 @@ class Loadable(Protocol):
 
     def draw(self, generator: torch.Generator) -> list[Weight]:
         """Random parts, for `load`."""
+        ...
+
+
+@runtime_checkable
+class MayStay(Protocol):
+    """A parameter that may lie in the host's memory, whatever the device: `load` is given what was read from files."""
+
+    @property
+    def on_host(self) -> bool:
+        """Whether it does."""
         ...
 
 
@@ -108,7 +118,10 @@ def load_model(
     uploader = None if device.type == "cpu" else Uploader(device)
     for parameter, sources in weights.values():
         read = [reader.read(checkpoint.entry(name)) for name in sources]
-        parameter.load(read if uploader is None else [uploader.weight(each) for each in read])
+        stays = isinstance(parameter, MayStay) and parameter.on_host
+        if uploader is not None and not stays:
+            read = [uploader.weight(each) for each in read]
+        parameter.load(read)
     _end_loading(device)
     entries = [checkpoint.entry(name) for name in wanted]
     return LoadReport(

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib
 import mmap
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -28,6 +29,9 @@ from tokamak.checkpoint.entry import (
 from tokamak.core.minifloat import UE8M0
 from tokamak.core.weight import DenseWeight, GroupedWeight, PackedWeight, ScaledWeight, Weight
 from tokamak.errors import CheckpointError
+
+MAP_NORESERVE = 0x4000
+"""Of Linux on x86 and ARM; Python names it from 3.13 on."""
 
 PLAIN_DTYPES: dict[str, torch.dtype] = dict(
     zip(
@@ -90,10 +94,19 @@ class Reader:
     def _file(self, path: Path) -> Tensor:
         if path not in self._files:
             with path.open("rb") as file:
-                # Copy-on-write, as torch wants memory it may write; pages nobody writes stay shared.
-                mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
+                mapped = _mapped(file.fileno())
             self._files[path] = torch.frombuffer(mapped, dtype=torch.uint8)
         return self._files[path]
+
+
+def _mapped(file: int) -> mmap.mmap:
+    """A file copy-on-write, as torch wants memory it may write; pages nobody writes stay shared.
+
+    Linux is told to set nothing aside for copies: it would refuse a file that is larger than its memory.
+    """
+    if sys.platform == "linux":
+        return mmap.mmap(file, 0, flags=mmap.MAP_PRIVATE | MAP_NORESERVE)
+    return mmap.mmap(file, 0, access=mmap.ACCESS_COPY)
 
 
 def _in_order(rows: Tensor, entry: TensorEntry) -> Tensor:

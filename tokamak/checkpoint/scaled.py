@@ -78,6 +78,18 @@ class Scheme:
         return self.powers and module.endswith(TABLES)
 
 
+def is_table(name: str) -> bool:
+    """Whether a tensor is a table of n-grams."""
+    return name.removesuffix(WEIGHT).endswith(TABLES)
+
+
+def table_bytes(numbers: int, scheme: Scheme | None, number_bytes: int) -> int:
+    """What so many numbers of such tables take: in 8 bits with their scales, or in plain numbers of so many bytes."""
+    if scheme is not None and scheme.powers:
+        return numbers + -(-numbers // GROUP)
+    return numbers * number_bytes
+
+
 def _names(left: str, module: str) -> bool:
     """Whether an entry of a list of exceptions means a module, or one that holds it."""
     if left.startswith("re:"):

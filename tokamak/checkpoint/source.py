@@ -17,6 +17,7 @@ from tokamak.checkpoint.compressed_sizes import (
     block_multiple,
     cache_token_numbers,
     ngram_numbers,
+    ngram_token_numbers,
     ratios,
 )
 from tokamak.checkpoint.entry import PACKED_FORMAT, TensorEntry
@@ -28,7 +29,7 @@ from tokamak.checkpoint.gguf_config import (
     read_config,
 )
 from tokamak.checkpoint.safetensors import find_tensors
-from tokamak.checkpoint.scaled import Scheme, join_scales
+from tokamak.checkpoint.scaled import Scheme, is_table, join_scales, table_bytes
 from tokamak.config.engine import ModelFacts
 from tokamak.errors import CheckpointError, ModelNotFoundError, UnsupportedModelError
 
@@ -38,6 +39,10 @@ STORED_NAMES = {
     "F32": "float32", "BF16": "bfloat16", "F16": "float16", "F8_E4M3": "float8", "E2M1": "float4",
 }  # fmt: skip
 """How plain formats are called in facts; block formats keep their GGUF names."""
+
+
+NUMBER_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
+"""Of a number, by the format a config names."""
 
 
 class Checkpoint:
@@ -104,13 +109,23 @@ class Checkpoint:
             main = bytes_by_format.most_common(1)[0][0]
             stored, weight_bytes = STORED_NAMES.get(main, main), bytes_by_format.total()
             parameters = sum(prod(entry.shape) for entry in entries)
-            scaled = sum(prod(entry.shape) for entry in entries if entry.scales is not None)
+            tables = [entry for entry in entries if is_table(entry.name)]
+            scaled = sum(
+                prod(entry.shape)
+                for entry in entries
+                if entry.scales is not None and not is_table(entry.name)
+            )
+            of_tables = sum(prod(entry.shape) for entry in tables)
+            bytes_of_tables = sum(entry.bytes_with_scales for entry in tables)
             packed = sum(prod(entry.shape) for entry in entries if entry.format == PACKED_FORMAT)
         else:
             stored = str(self.config.get("dtype") or self.config.get("torch_dtype") or "float32")
             in_layers, outside = self._expected_parameters(kv_heads, head_dim)
             parameters, weight_bytes = in_layers + outside, 0
             scaled, packed = 0 if self.scheme is None else in_layers, 0
+            of_tables = ngram_numbers(self._text)
+            number_bytes = NUMBER_BYTES.get(stored, 4)
+            bytes_of_tables = table_bytes(of_tables, self.scheme, number_bytes)
         return ModelFacts(
             architecture=self.architecture,
             vocab_tokens=self._size("vocab_size"),
@@ -120,6 +135,8 @@ class Checkpoint:
             parameters=parameters,
             scaled_parameters=scaled,
             packed_parameters=packed,
+            table_parameters=of_tables,
+            table_bytes=bytes_of_tables,
             cache_token_numbers=cache_token_numbers(self._text, head_dim)
             if compressed
             else 2 * layers * kv_heads * head_dim,
@@ -128,7 +145,7 @@ class Checkpoint:
         )
 
     def _step_token_numbers(self, heads: int, kv_heads: int, head_dim: int) -> int:
-        """Of one token: four rows of the layer's width, and its queries, keys and values or its widest MLP.
+        """Of one token: four rows of the layer's width, its n-grams, and its queries, keys and values or widest MLP.
 
         Routed experts hold a row of every chosen expert: what comes in, both inner products, what goes out.
         """
@@ -138,7 +155,7 @@ class Checkpoint:
         if self._experts():
             chosen, inner = self._size("num_experts_per_tok"), self._size("moe_intermediate_size")
             mlp = max(mlp, chosen * (3 * inner + 2 * width))
-        return 4 * width + max(attention, mlp)
+        return 4 * width + ngram_token_numbers(self._text) + max(attention, mlp)
 
     def _expected_parameters(self, kv_heads: int, head_dim: int) -> tuple[int, int]:
         """Numbers of a decoder's layers with the config's sizes, norms and biases left out, and of its tables."""

@@ -9,14 +9,8 @@ from __future__ import annotations
 import argparse
 from typing import Any, NoReturn, TypeVar
 
-from tokamak.config.options import (
-    ENV_PREFIX,
-    EngineOptions,
-    closest,
-    option_group,
-    option_names,
-    option_values,
-)
+from tokamak.config.option_values import option_values
+from tokamak.config.options import ENV_PREFIX, EngineOptions, closest, option_group, option_names
 from tokamak.errors import OptionError
 
 OptionsT = TypeVar("OptionsT", bound=EngineOptions)

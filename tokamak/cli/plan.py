@@ -47,7 +47,7 @@ def run(arguments: list[str]) -> int:
 
 
 def start_report(simulated: SimulatedStart) -> dict[str, Any]:
-    """A planned start as plain values: `config`, `memory` and `graphs` in bytes and counts, `cache`."""
+    """A planned start as plain values: `config`, memory of the device and of the host, `graphs`, `cache`."""
     start = simulated.start
     config, memory = start.config, start.memory
     parts = {
@@ -68,6 +68,7 @@ def start_report(simulated: SimulatedStart) -> dict[str, Any]:
             {"field": line.field, "value": line.value, "why": line.why} for line in config.reasons
         ],
         "memory_bytes": {**parts, "all": sum(parts.values())},
+        "host_memory_bytes": {"tables": config.model.host_bytes},
         "cache": {
             "block_tokens": config.cache.block_tokens,
             "block_bytes": memory.block_bytes,
@@ -106,6 +107,8 @@ def _show(report: dict[str, Any]) -> None:
     show_values(
         console, "memory", {name: size(count) for name, count in report["memory_bytes"].items()}
     )
+    if tables := report["host_memory_bytes"]["tables"]:
+        show_values(console, "memory of the host", {"tables": size(tables)})
     cache = dict(report["cache"])
     cache["block_bytes"] = size(cache["block_bytes"])
     show_values(console, "cache", cache)

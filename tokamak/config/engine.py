@@ -29,6 +29,10 @@ class ModelFacts:
     """Those of them that are stored in 8- or 4-bit floating-point numbers with scales."""
     packed_parameters: int = 0
     """Those of the latter that have 4 bits."""
+    table_parameters: int = 0
+    """Those of `parameters` in tables of n-grams, which keep their number format; `scaled_parameters` has none of them."""
+    table_bytes: int = 0
+    """What these take as they are stored, or would be where there are no tensors."""
     cache_token_numbers: int = 0
     """Numbers a token adds to the caches of all layers; 0 where the checkpoint does not tell."""
     step_token_numbers: int = 0
@@ -60,7 +64,11 @@ class ModelConfig:
     chat_template: str | None
     """A path to a template that replaces the model's own."""
     weight_bytes: int
-    """What the weights take at most as they are held here; see `settle_cache.held_weight_bytes`."""
+    """What the weights take at most on the device, as they are held there; see `settle_cache.held_weight_bytes`."""
+    tables: Literal["device", "host"]
+    """Where tables of n-grams lie; a model without has them on the device."""
+    host_bytes: int
+    """What tables take that lie on the host beside the weights: pinned for a GPU, for a CPU pages of the mapped file."""
     facts: ModelFacts
 
 

@@ -12,23 +12,32 @@ from __future__ import annotations
 
 import difflib
 import os
-import re
 import tomllib
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal, cast, get_args, get_origin
+from typing import Annotated, Any, Literal, cast
 
 from pydantic import BeforeValidator, Field, ValidationError
 from pydantic.fields import FieldInfo
-from pydantic_core import ErrorDetails
 from pydantic_settings import (
     BaseSettings,
     InitSettingsSource,
-    NoDecode,
     PydanticBaseSettingsSource,
     SettingsConfigDict,
 )
 
+from tokamak.config.option_values import (
+    Assignments,
+    Auto,
+    ByteCount,
+    Count,
+    Sizes,
+    Strings,
+    as_bytes,
+    expected_of,
+    spelled_cache_dtype,
+    spelled_dtype,
+)
 from tokamak.config.places import CACHE_VARIABLE
 from tokamak.errors import OptionError
 
@@ -37,82 +46,6 @@ ENV_PREFIX = "TOKAMAK_"
 CONFIG_VARIABLE = "TOKAMAK_CONFIG"
 
 DEFAULT_MODEL = "smollm2-135m"
-
-_BYTE_UNITS = {
-    "": 1,
-    "k": 1000,
-    "m": 1000**2,
-    "g": 1000**3,
-    "t": 1000**4,
-    "ki": 1024,
-    "mi": 1024**2,
-    "gi": 1024**3,
-    "ti": 1024**4,
-}
-
-_DTYPE_SPELLINGS = {
-    "fp32": "float32",
-    "float": "float32",
-    "bf16": "bfloat16",
-}
-
-_CACHE_DTYPE_SPELLINGS = {
-    "bf16": "bfloat16",
-    "fp8_e4m3": "fp8",
-}
-
-
-def _bytes(value: object) -> object:
-    """`2GiB`, `512 MB` or `1.5G` as a number of bytes; other values pass for pydantic to judge."""
-    if not isinstance(value, str):
-        return value
-    if value == "auto":
-        return value
-    match = re.fullmatch(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([kmgt]i?)?b?\s*", value.lower())
-    if match is None:
-        raise ValueError("a number of bytes, such as 2GiB or 512MB")
-    return int(float(match[1]) * _BYTE_UNITS[match[2] or ""])
-
-
-def _spelled_dtype(value: object) -> object:
-    return _DTYPE_SPELLINGS.get(value, value) if isinstance(value, str) else value
-
-
-def _spelled_cache_dtype(value: object) -> object:
-    return _CACHE_DTYPE_SPELLINGS.get(value, value) if isinstance(value, str) else value
-
-
-def _strings(value: object) -> object:
-    """A comma-separated text, or a sequence of them, as one list of texts."""
-    if isinstance(value, str):
-        return [part.strip() for part in value.split(",") if part.strip()]
-    if isinstance(value, Mapping):
-        return [f"{key}={item}" for key, item in value.items()]  # pyright: ignore[reportUnknownVariableType]
-    return value
-
-
-def _sizes(value: object) -> object:
-    """Comma-separated counts, one count, or a sequence of them, as one tuple; an empty text is the empty list."""
-    if isinstance(value, int) and not isinstance(value, bool):
-        return (value,)
-    if not isinstance(value, str) or value == "auto":
-        return value
-    parts = [part.strip() for part in value.split(",") if part.strip()]
-    if not all(re.fullmatch(r"-?[0-9]+", part) for part in parts):
-        raise ValueError("auto, or counts such as 1,2,4")
-    return tuple(int(part) for part in parts)
-
-
-Auto = Literal["auto"]
-Count = Annotated[int, Field(ge=1)]
-ByteCount = Annotated[int, Field(ge=1)]
-Strings = Annotated[tuple[str, ...], NoDecode, BeforeValidator(_strings)]
-Sizes = Annotated[Auto | tuple[int, ...], NoDecode, BeforeValidator(_sizes)]
-Assignments = Annotated[
-    tuple[Annotated[str, Field(pattern=r"^[A-Za-z0-9_]+=[A-Za-z0-9_]+$")], ...],
-    NoDecode,
-    BeforeValidator(_strings),
-]
 
 
 def _option(default: Any, group: str, text: str) -> Any:
@@ -155,7 +88,7 @@ class EngineOptions(BaseSettings):
     seed: Annotated[int, Field(ge=0, lt=2**63)] = _option(
         0, "model", "Seeds random weights and the noise of requests that bring no seed."
     )
-    dtype: Annotated[Literal["auto", "float32", "bfloat16"], BeforeValidator(_spelled_dtype)] = (
+    dtype: Annotated[Literal["auto", "float32", "bfloat16"], BeforeValidator(spelled_dtype)] = (
         _option(
             "auto",
             "model",
@@ -166,6 +99,11 @@ class EngineOptions(BaseSettings):
         "auto",
         "model",
         "Where the model runs; auto is a GPU if there is one and triton, else the CPU.",
+    )
+    engram_tables: Literal["auto", "device", "host"] = _option(
+        "auto",
+        "model",
+        "Where tables of n-grams (DeepSeek V4.1) lie: host is pinned memory for a GPU, the mapped file for a CPU.",
     )
     max_model_len: Auto | Count = _option(
         "auto", "model", "Most tokens of prompt and output together; auto is the most that fits."
@@ -182,11 +120,11 @@ class EngineOptions(BaseSettings):
     block_size: Annotated[int, Field(ge=1, le=1024)] | Auto = _option(
         "auto", "cache", "Tokens in one block of the cache."
     )
-    kv_cache_memory_bytes: Annotated[Auto | ByteCount, BeforeValidator(_bytes)] = _option(
+    kv_cache_memory_bytes: Annotated[Auto | ByteCount, BeforeValidator(as_bytes)] = _option(
         "auto", "cache", "Memory for the cache of all requests, such as 2GiB."
     )
     kv_cache_dtype: Annotated[
-        Literal["auto", "bfloat16", "fp8"], BeforeValidator(_spelled_cache_dtype)
+        Literal["auto", "bfloat16", "fp8"], BeforeValidator(spelled_cache_dtype)
     ] = _option(
         "auto",
         "cache",
@@ -312,7 +250,7 @@ class ServeOptions(EngineOptions):
     allowed_origins: Strings = _option(
         (), "server", "Origins a browser may call from (CORS); * is all."
     )
-    max_body_bytes: Annotated[ByteCount, BeforeValidator(_bytes)] = _option(
+    max_body_bytes: Annotated[ByteCount, BeforeValidator(as_bytes)] = _option(
         16 * 1024**2, "server", "Longest request body; a longer one gets 413."
     )
     drain_timeout_s: Annotated[float, Field(ge=0.0, le=86400.0)] = _option(
@@ -331,28 +269,6 @@ def option_names(options: type[EngineOptions]) -> tuple[str, ...]:
 def option_group(field: FieldInfo) -> str:
     """The group a field is listed under."""
     return cast("dict[str, str]", field.json_schema_extra)["group"]
-
-
-def option_values(field: FieldInfo) -> str:
-    """What an option takes, for help and documentation: `N`, `auto|N`, `fcfs|priority`."""
-    if field.annotation is bool:
-        return "true|false"
-    kinds = list(dict.fromkeys(_kinds(field.annotation)))
-    kinds.sort(key=lambda kind: kind.isupper())
-    return "|".join(kinds)
-
-
-def _kinds(annotation: object) -> list[str]:
-    origin = get_origin(annotation)
-    if origin is Literal:
-        return [str(value) for value in get_args(annotation)]
-    if origin is Annotated:
-        return _kinds(get_args(annotation)[0])
-    if origin is tuple:
-        return ["N,N" if get_args(annotation)[0] is int else "NAMES"]
-    if origin is not None:
-        return [kind for part in get_args(annotation) for kind in _kinds(part)]
-    return {int: ["N"], float: ["X"], str: ["TEXT"]}.get(cast("type", annotation), [])
 
 
 def closest(name: str, known: Iterable[str]) -> str:
@@ -406,7 +322,7 @@ def _explain(
     values: dict[str, object] = {}
     for problem in error.errors(include_url=False):
         name = str(problem["loc"][0])
-        reasons.setdefault(name, []).append(_expected(problem))
+        reasons.setdefault(name, []).append(expected_of(problem))
         values.setdefault(name, problem["input"])
     lines: list[str] = []
     for name, expected in reasons.items():
@@ -415,38 +331,6 @@ def _explain(
         wanted = " or ".join(dict.fromkeys(expected))
         lines.append(f"{name} is {value}{_source(name, given, spelled)}; it must be {wanted}")
     return "; ".join(lines)
-
-
-def _expected(problem: ErrorDetails) -> str:
-    """What was wanted, so that it follows "it must be"."""
-    limits = problem.get("ctx", {})
-    match problem["type"]:
-        case "int_parsing" | "int_type" | "int_from_float":
-            return "an integer"
-        case "float_parsing" | "float_type":
-            return "a number"
-        case "bool_parsing" | "bool_type":
-            return "true or false"
-        case "string_type":
-            return "a text"
-        case "tuple_type":
-            return "a list"
-        case "string_pattern_mismatch":
-            return "pairs of op=backend"
-        case "greater_than_equal":
-            return f"at least {limits['ge']}"
-        case "greater_than":
-            return f"above {limits['gt']}"
-        case "less_than_equal":
-            return f"at most {limits['le']}"
-        case "less_than":
-            return f"below {limits['lt']}"
-        case "literal_error":
-            return str(limits["expected"])
-        case "value_error":
-            return str(limits["error"])
-        case _:
-            return problem["msg"].removeprefix("Input should be ")
 
 
 def _source(name: str, given: Mapping[str, Any], spelled: str) -> str:

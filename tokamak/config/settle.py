@@ -67,7 +67,7 @@ def settle_engine(
         and not any(pair.startswith(("linear=", "scaled_")) for pair in options.kernels)
     )
     weight_bytes = held_weight_bytes(model, dtype, keeps_8_bits=keeps_8_bits)
-    cache, max_model_len = settle_cache(
+    cache, max_model_len, tables = settle_cache(
         options, facts, model, dtype,
         weight_bytes=weight_bytes, scheduler=scheduler, reasons=reasons,
     )  # fmt: skip
@@ -84,7 +84,9 @@ def settle_engine(
             shortens=options.max_model_len == AUTO,
             bounded_replay=options.bounded_replay,
             chat_template=_existing_template(options.chat_template),
-            weight_bytes=weight_bytes,
+            weight_bytes=weight_bytes + tables.weight_bytes,
+            tables=tables.place,
+            host_bytes=tables.host_bytes,
             facts=model,
         ),
         cache=cache,

@@ -14,6 +14,7 @@ from tokamak.config.engine import CacheConfig, CacheDType, DType, ModelFacts, Sc
 from tokamak.config.options import EngineOptions
 from tokamak.config.reasons import AUTO, Reasons, size
 from tokamak.config.settle_device import defaults_of, step_bytes
+from tokamak.config.settle_tables import Tables, settle_tables
 from tokamak.device.facts import DeviceFacts
 from tokamak.errors import OptionError
 
@@ -53,18 +54,19 @@ def cache_block_bytes(model: ModelFacts, dtype: CacheDType, block_tokens: int) -
 
 
 def held_weight_bytes(model: ModelFacts, dtype: DType, *, keeps_8_bits: bool) -> int:
-    """What the weights take at most, in the model's arithmetic or as stored.
+    """What the weights without tables of n-grams take at most, in the model's arithmetic or as stored.
 
     keeps_8_bits: whether the device multiplies weights of 8-bit floating-point numbers as they are; those of 4 bits
     then stay, too.
     """
+    parameters = model.parameters - model.table_parameters
     if keeps_8_bits:
         scaled, packed = model.scaled_parameters, model.packed_parameters
         whole = scaled - packed
         in_8_bits = whole + whole // SCALED_SHARE
         in_4_bits = packed // 2 + packed // PACKED_SHARE
-        return (model.parameters - scaled) * DTYPE_BYTES[dtype] + in_8_bits + in_4_bits
-    return max(model.parameters * DTYPE_BYTES[dtype], model.weight_bytes)
+        return (parameters - scaled) * DTYPE_BYTES[dtype] + in_8_bits + in_4_bits
+    return max(parameters * DTYPE_BYTES[dtype], model.weight_bytes - model.table_bytes)
 
 
 def settle_cache(
@@ -76,11 +78,12 @@ def settle_cache(
     weight_bytes: int,
     scheduler: SchedulerConfig,
     reasons: Reasons,
-) -> tuple[CacheConfig, int]:
-    """The cache and max_model_len.
+) -> tuple[CacheConfig, int, Tables]:
+    """The cache, max_model_len, and where tables of n-grams lie. weight_bytes: without these tables.
 
     Raises:
-        OptionError: the size is set twice, blocks are no multiple of a row, or memory_fraction leaves no room.
+        OptionError: the size is set twice, blocks are no multiple of a row, memory_fraction leaves no room, or there
+            is no place for tables.
     """
     defaults = defaults_of(facts)
     multiple = model.block_multiple
@@ -114,14 +117,16 @@ def settle_cache(
             step_tokens=scheduler.max_num_batched_tokens,
             max_num_seqs=scheduler.max_num_seqs,
         )
+    room_bytes = int(facts.memory_bytes * fraction) - weight_bytes - of_steps
+    tables = settle_tables(options, facts, model, room_bytes=room_bytes, reasons=reasons)
     demand = _Demand(
         longest_tokens=longest,
-        weight_bytes=weight_bytes,
+        weight_bytes=weight_bytes + tables.weight_bytes,
         step_bytes=of_steps,
         block_bytes=block_bytes,
         request_bytes=(request_blocks + NULL_BLOCKS) * block_bytes,
         all_bytes=(scheduler.max_num_seqs * request_blocks + NULL_BLOCKS) * block_bytes,
-        room_bytes=int(facts.memory_bytes * fraction) - weight_bytes - of_steps,
+        room_bytes=room_bytes - tables.weight_bytes,
         fraction=fraction,
     )
     asked = options.num_blocks_override is not None or options.kv_cache_memory_bytes != AUTO
@@ -148,7 +153,7 @@ def settle_cache(
         room_bytes=None if asked else demand.room_bytes,
         prefix_caching=options.enable_prefix_caching,
     )
-    return cache, max_model_len
+    return cache, max_model_len, tables
 
 
 def _cache_dtype(asked: CacheDType | Literal["auto"], dtype: DType) -> tuple[CacheDType, str]:

@@ -28,6 +28,14 @@ class Streams(Protocol):
         """Let the compute stream wait for a side stream."""
         ...
 
+    def check_forward_end(self) -> None:
+        """Raise UnjoinedSideStream unless everything was joined."""
+        ...
+
+    def forget(self) -> None:
+        """After an error: nothing is open."""
+        ...
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepContext:
@@ -60,6 +68,7 @@ def installed(context: StepContext) -> Generator[StepContext]:
 
     Raises:
         ContextNested: another one is installed in this thread.
+        UnjoinedSideStream: the forward forked a side stream and did not join it.
     """
     if _INSTALLED.context is not None:
         raise ContextNested(
@@ -69,6 +78,10 @@ def installed(context: StepContext) -> Generator[StepContext]:
     _INSTALLED.context = context
     try:
         yield context
+        context.streams.check_forward_end()
+    except BaseException:
+        context.streams.forget()
+        raise
     finally:
         _INSTALLED.context = None
 

@@ -33,6 +33,12 @@ class Rows(Protocol):
         """Tiles of `width` query rows, int32 [tiles, 2] (request, first row); filled by the first reader."""
         ...
 
+    def walk_plans(
+        self, positions: Tensor, q_width: int, *, ratio: int, keep: int, columns: int
+    ) -> Tensor | None:
+        """Plans by which programs walk through index keys, int32 [bands, programs, 4]; filled by the first reader."""
+        ...
+
     def drop(self) -> None:
         """Forget that derived tables are filled; their buffers keep their addresses."""
         ...

@@ -59,6 +59,8 @@ class DeviceFacts:
     """Instruction set extensions, of CPU_FEATURES."""
     libraries: frozenset[str]
     """Optional libraries that are installed, of OPTIONAL_LIBRARIES."""
+    host_bytes: int = 0
+    """Memory of the machine around a GPU that this process may use; a CPU's is `memory_bytes`."""
 
     def has(self, library: str) -> bool:
         """Whether an optional library is installed."""
@@ -158,6 +160,7 @@ def _ask_nvml(nvml: Any) -> GpuProbe:
         memory_bytes=nvml.nvmlDeviceGetMemoryInfo(gpu).total,
         features=frozenset(),
         libraries=_libraries(),
+        host_bytes=memory_limit_bytes(),
     )
     return GpuProbe(facts)
 

@@ -110,7 +110,10 @@ class SideStreams:
             )
 
     def forget(self) -> None:
-        """After an error: nothing is open."""
+        """After an error: nothing is open, and what was forked does not write to memory that others take now."""
+        if self._device.type == "cuda" and not torch.cuda.is_current_stream_capturing():
+            for name in self._opened_in.keys() & self._streams.keys():
+                torch.cuda.current_stream(self._device).wait_stream(self._streams[name])
         self._opened_in.clear()
         self._place = None
 

@@ -35,6 +35,8 @@ class Build:
     """The number format of keys and values, as sub-caches name it; that of `dtype` when left out."""
     bounded_replay: bool = False
     """Whether late layers of a model in stages run for a window of each prompt alone (`Stages.bounded`)."""
+    host_tables: bool = False
+    """Whether tables of n-grams stay in the host's memory."""
     prefer: Mapping[str, str] = field(default_factory=dict)
     choices: dict[str, Choice] = field(default_factory=dict)
     live: set[str] = field(default_factory=set)

@@ -20,17 +20,37 @@ SEED_STEP = 10007
 """Between the seeds of the multipliers of two layers."""
 
 
-@eager_region("engram_rows", outs=("out",))
-def engram_rows_region(out: Tensor, layer: int) -> None:
-    """Find the rows of each token's n-grams. out: int64 [tokens, columns]."""
+@eager_region("engram_fetch", outs=("rows", "values"))
+def engram_fetch_region(rows: Tensor, values: Tensor, layer: int) -> None:
+    """Begin to fetch what a memory has of each token's n-grams; `engram_join` waits for it.
+
+    rows: int64 [tokens, columns]; values: [tokens, columns * head_dim] in the model's dtype. Both are the side stream's
+    until then.
+    """
     context = current()
+    _memory(context, layer).find(rows, values, context)
+
+
+@eager_region("engram_join", outs=("values",))
+def engram_join_region(values: Tensor, layer: int) -> None:
+    """Let what reads `values` from now on wait for the fetch into them."""
+    del values
+    context = current()
+    context.streams.join(_memory(context, layer).stream)
+
+
+def _memory(context: StepContext, layer: int) -> Engram:
     engram = context.layers[layer]
     assert isinstance(engram, Engram), f"layer {layer} is {engram!r}"
-    engram.find(out, context)
+    return engram
 
 
 class Engram:
-    """One layer's table with its hashes, and the gates of its streams."""
+    """One layer's table with its hashes, and the gates of its streams.
+
+    Which rows a step needs depends on its tokens alone: they are fetched beside the layers in front of this one, on a
+    side stream that is forked where the forward begins and joined here.
+    """
 
     def __init__(
         self,
@@ -51,50 +71,66 @@ class Engram:
         self.k_weight = Plain(build, (streams, width), draw=around_one)
         self._primes = torch.tensor(primes, dtype=torch.int64, device=build.device)
         self._multipliers = torch.tensor(multipliers, dtype=torch.int64, device=build.device)
-        self._columns, self._streams, self._width, self._eps = columns, streams, width, eps
+        self._columns, self._head_dim = columns, head_dim
+        self._streams, self._width, self._eps = streams, width, eps
+        self._dtype, self._device = build.dtype, build.device
         self._compressed_ids: Tensor | None = None
         self._pad_id = 0
         self._rows = build.bind(engram_rows, live=True)
         self._gate = build.bind(engram_gate)
         self._number = build.enroll(self)
+        self.stream = f"engram {self._number}"
+        """The side stream's name."""
+        self._fetched: tuple[Tensor, Tensor] | None = None
 
     def take_ids(self, compressed_ids: Tensor, pad_id: int) -> None:
         """The compressed id of every token id, int64 [vocab] on the model's device, and the one before a text."""
         self._compressed_ids, self._pad_id = compressed_ids, pad_id
 
+    def fetch(self, tokens: int) -> None:
+        """Begin to fetch for a forward's tokens, before its first layer; `__call__` of the same forward takes it."""
+        rows = torch.empty((tokens, self._columns), dtype=torch.int64, device=self._device)
+        shape = (tokens, self._columns * self._head_dim)
+        values = torch.empty(shape, dtype=self._dtype, device=self._device)
+        engram_fetch_region(rows, values, self._number)
+        # Rows are kept as long as the side stream may read them: a recording would give their memory away.
+        self._fetched = rows, values
+
     def __call__(self, streams: Tensor) -> Tensor:
         """Let the memory into the streams: [tokens, streams, width], a new tensor."""
-        rows = torch.empty(
-            (streams.shape[0], self._columns), dtype=torch.int64, device=streams.device
-        )
-        engram_rows_region(rows, self._number)
-        found = self.table(rows.view(-1)).view(streams.shape[0], -1)
+        assert self._fetched is not None, "an n-gram memory whose rows nobody fetched"
+        rows, found = self._fetched
+        engram_join_region(found, self._number)
+        self._fetched = None
+        del rows
         keys, values = self.key_value(found).split(
             [self._streams * self._width, self._width], dim=-1
         )
         weight = self.q_weight.values * self.k_weight.values
         return self._gate(streams, keys, values, weight, self._eps)
 
-    def find(self, out: Tensor, context: StepContext) -> None:
-        """The body of the region; rows of padding ask for row 0."""
+    def find(self, rows: Tensor, values: Tensor, context: StepContext) -> None:
+        """The body of the fetch; rows of padding ask for row 0."""
         inputs, ids = context.inputs, self._compressed_ids
         assert ids is not None, "an n-gram memory was called before it knew the vocabulary"
         assert inputs.history is not None, "a step without token history"
         assert inputs.slots is not None, "a step without slots"
-        for half in context.attn.halves:
-            self._rows(
-                inputs.history,
-                inputs.slots[half.requests],
-                inputs.positions[half.tokens],
-                half.query_starts,
-                half.q_width,
-                ids,
-                self._pad_id,
-                self._multipliers,
-                self._primes,
-                out[half.tokens],
-            )
-        out[context.attn.tokens :].fill_(0)
+        with context.streams.fork(self.stream):
+            for half in context.attn.halves:
+                self._rows(
+                    inputs.history,
+                    inputs.slots[half.requests],
+                    inputs.positions[half.tokens],
+                    half.query_starts,
+                    half.q_width,
+                    ids,
+                    self._pad_id,
+                    self._multipliers,
+                    self._primes,
+                    rows[half.tokens],
+                )
+            rows[context.attn.tokens :].fill_(0)
+            self.table.read(rows.view(-1), values.view(-1, self._head_dim))
 
 
 def hash_primes(

@@ -24,6 +24,7 @@ from tokamak.ops import (
     sample,
     sparse_attention,
     step_prep,
+    walk_plan,
 )
 
 OP_PACKAGES = (
@@ -45,6 +46,7 @@ OP_PACKAGES = (
     sample,
     sparse_attention,
     step_prep,
+    walk_plan,
 )
 """Packages whose import registers their ops."""
 
@@ -88,6 +90,7 @@ BACKEND_MODULES = {
         "tokamak.ops.sample.triton_draw",
         "tokamak.ops.sparse_attention.triton",
         "tokamak.ops.step_prep.triton",
+        "tokamak.ops.walk_plan.triton",
     ),
     "torch": ("tokamak.ops.paged_attention.padded_backend",),
 }

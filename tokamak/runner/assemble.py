@@ -200,6 +200,7 @@ def make_build(config: EngineConfig) -> Build:
         exact=config.model.exact,
         max_model_len=config.model.max_model_len,
         bounded_replay=config.model.bounded_replay,
+        host_tables=config.model.tables == "host",
         prefer=dict(config.kernels.prefer),
     )
 

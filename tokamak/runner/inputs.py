@@ -6,7 +6,7 @@ Nothing here depends on what the step before this one sampled.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -14,17 +14,20 @@ import torch
 from torch import Tensor
 
 from tokamak.cache.groups import CacheGroup
+from tokamak.cache.launch import LaunchStorage
 from tokamak.cache.tables import BlockTables
 from tokamak.cache.view import PagedBuffers, PagedView, Site
 from tokamak.core.inputs import StepInputs
 from tokamak.core.plan import Admission, Grants, Int32s, StepPlan, StepShape
 from tokamak.device.staging import staged
 from tokamak.device.waits import HostWaits
-from tokamak.errors import ArenaOverflow, ShapeInvariant
 from tokamak.layers.attention.tail import TailRows
 from tokamak.layers.build import Build
 from tokamak.ops.step_prep import fill_indptrs, fill_step, fill_unit_tiles
+from tokamak.ops.walk_plan import fill_walk_plan
+from tokamak.ops.walk_plan.sizes import walk_programs
 from tokamak.runner.dummy import NULL_SLOT
+from tokamak.runner.host_arena import Half, check_room, lay_out
 
 GRANT_COLUMNS = 4
 
@@ -32,23 +35,11 @@ GRANTS_A_COPY = 16
 """Grants are copied by so many, so that there are few lengths of copies."""
 
 
-class _Half:
-    """One of two host copies of the arena; it may be written once its last copy has been read."""
-
-    def __init__(self, layout: Mapping[str, slice], size: int, device: torch.device) -> None:
-        on_cuda = device.type == "cuda"
-        self.packed = torch.zeros(size, dtype=torch.int32, pin_memory=on_cuda)
-        self.array: Int32s = self.packed.numpy()
-        self.member = {name: self.array[place] for name, place in layout.items()}
-        # PyTorch's own event, as that of torch.cuda makes a stream object at every record.
-        self.copied = torch.Event(device) if on_cuda else None
-
-
 @dataclass(slots=True)
 class _Staged:
     """What `publish` and `fill` must know of the step that is staged."""
 
-    half: _Half
+    half: Half
     requests: int
     tokens: int
     sampled: int
@@ -101,7 +92,7 @@ class InputArena:
         self._block_tokens = block_tokens
         self._waits = waits or HostWaits()
         self._grant_room = len(groups) * (max_requests + max_blocks)
-        self._layout, size = _lay_out(
+        self._layout, size = lay_out(
             slots=max_requests,
             computed_before=max_requests,
             lengths=max_requests,
@@ -115,7 +106,7 @@ class InputArena:
             # Last, so that the published prefix ends with the grants in use.
             grants=GRANT_COLUMNS * self._grant_room,
         )
-        self._halves = (_Half(self._layout, size, device), _Half(self._layout, size, device))
+        self._halves = (Half(self._layout, size, device), Half(self._layout, size, device))
         self._packed = torch.zeros(size, dtype=torch.int32, device=device)
         self._member = {name: self._packed[place] for name, place in self._layout.items()}
         self._token_ids = torch.zeros(max_tokens, dtype=torch.int32, device=device)
@@ -132,12 +123,13 @@ class InputArena:
         self._reach = np.zeros(max_requests, dtype=np.int32)
         self._reached = (0, 0)
         self._counting = np.arange(max_requests + 1, dtype=np.int32)
-        self._copies: dict[int, tuple[Tensor, dict[_Half, Tensor]]] = {}
+        self._copies: dict[int, tuple[Tensor, dict[Half, Tensor]]] = {}
         self._no_grants = self._packed.new_zeros((GRANT_COLUMNS, 0))
         self._decode_views: dict[tuple[int, int, int], _Views] = {}
         self._staged: _Staged | None = None
         self._turn = 0
         self._fill = build.bind(fill_step)
+        bind_walk, programs = build.bind(fill_walk_plan), walk_programs(build.facts, device)
         bind_indptrs, bind_tiles = build.bind(fill_indptrs), build.bind(fill_unit_tiles)
         self.buffers = {
             group.name: PagedBuffers(
@@ -148,6 +140,7 @@ class InputArena:
                 block_tokens=block_tokens,
                 fill_indptrs=bind_indptrs,
                 fill_unit_tiles=bind_tiles,
+                launch=LaunchStorage(programs=programs, fill=bind_walk),
                 site=site,
             )
             for at, group in enumerate(groups)
@@ -187,7 +180,7 @@ class InputArena:
             ArenaOverflow: the step is larger than the buffers.
             ShapeInvariant: the shape runs fewer rows than the plan has.
         """
-        self._check(plan, shape)
+        check_room(plan, shape, self._limits)
         half = self._halves[self._turn]
         if half.copied is not None and not half.copied.query():
             self._waits.wait(half.copied.synchronize)
@@ -274,7 +267,7 @@ class InputArena:
         )
         return inputs
 
-    def _copy_of(self, parts: int) -> tuple[Tensor, dict[_Half, Tensor]]:
+    def _copy_of(self, parts: int) -> tuple[Tensor, dict[Half, Tensor]]:
         """What is copied with so many parts of the grants: into which view, and from which one of each half."""
         if parts not in self._copies:
             used = self._layout["grants"].start + GRANT_COLUMNS * GRANTS_A_COPY * parts
@@ -285,19 +278,6 @@ class InputArena:
     def _now(self) -> _Staged:
         assert self._staged is not None, "no step is staged"
         return self._staged
-
-    def _check(self, plan: StepPlan, shape: StepShape) -> None:
-        sizes = (shape.running_requests, shape.running_tokens, plan.longest_tokens)
-        max_requests, max_tokens, max_model_len = self._limits
-        if sizes[0] > max_requests or sizes[1] > max_tokens or sizes[2] > max_model_len:
-            raise _overflow(plan, sizes, self._limits)
-        real, running = plan.scheduled_tokens, shape.running_tokens
-        if plan.scheduled_requests > shape.running_requests or real > running:
-            raise ShapeInvariant(
-                f"step {plan.seq} has {plan.scheduled_requests} request rows and {real} token rows, and "
-                f"its shape runs {shape.running_requests} and {running}",
-                hint="a bucket must hold the whole plan",
-            )
 
     def _stage_grants(self, grants: Grants, packed: Int32s) -> int:
         """Write the plan's grants; returns how many.
@@ -361,28 +341,6 @@ class InputArena:
             write_slots=self._write_slots[:, :tokens],
             block_tables=self._block_tables[:, :requests],
         )
-
-
-def _overflow(
-    plan: StepPlan, sizes: tuple[int, int, int], limits: tuple[int, int, int]
-) -> ArenaOverflow:
-    whats = ("request rows", "token rows", "tokens in one request")
-    options = ("max_num_seqs", "max_num_batched_tokens", "max_model_len")
-    at = next(at for at, (size, room) in enumerate(zip(sizes, limits, strict=True)) if size > room)
-    return ArenaOverflow(
-        f"step {plan.seq} has {sizes[at]} {whats[at]}, and the input buffers hold {limits[at]}",
-        hint=f"raise {options[at]} to {sizes[at]} or run smaller steps",
-    )
-
-
-def _lay_out(**lengths: int) -> tuple[dict[str, slice], int]:
-    """Places of members of these lengths one behind the other, and the length of all."""
-    places: dict[str, slice] = {}
-    end = 0
-    for name, length in lengths.items():
-        places[name] = slice(end, end + length)
-        end += length
-    return places, end
 
 
 def _stage_logit_rows(plan: StepPlan, starts: Int32s, out: Int32s) -> int:

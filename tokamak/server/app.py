@@ -27,8 +27,8 @@ from tokamak.server.body import BodyLimit
 from tokamak.server.edge import Edge
 from tokamak.server.errors import INVALID, Failure, NotLoadedError, failure_of
 from tokamak.server.openapi import describe
+from tokamak.server.protocol.answers import ErrorBody, ErrorDetail
 from tokamak.server.protocol.chat import ChatChunk, ChatCompletion, ChatRequest
-from tokamak.server.protocol.common import ErrorBody, ErrorDetail
 from tokamak.server.protocol.completions import Completion, CompletionRequest
 from tokamak.server.protocol.tokenize import (
     Detokenized,

@@ -23,7 +23,7 @@ from tokamak.errors import (
     TemplateError,
     TokamakError,
 )
-from tokamak.server.protocol.common import ErrorBody, ErrorDetail
+from tokamak.server.protocol.answers import ErrorBody, ErrorDetail
 
 INVALID = "invalid_request_error"
 CLIENT_CLOSED_REQUEST = 499

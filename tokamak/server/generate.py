@@ -31,7 +31,7 @@ from tokamak.errors import GrammarError, OverloadedError, RequestError
 from tokamak.sampling.grammar import check_structured
 from tokamak.server.disconnect import unless_gone
 from tokamak.server.errors import AbortedError
-from tokamak.server.protocol.common import UsageBody, usage_body
+from tokamak.server.protocol.answers import UsageBody, usage_body
 from tokamak.telemetry.metrics import Metrics
 
 GRAMMAR_SECONDS = 1.0

@@ -14,7 +14,7 @@ from fastapi.openapi.utils import get_openapi
 from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
 
-from tokamak.server.protocol.common import ErrorBody
+from tokamak.server.protocol.answers import ErrorBody
 
 JsonObject = dict[str, Any]
 

@@ -22,7 +22,7 @@ from tokamak.checkpoint.source import open_checkpoint
 from tokamak.checkpoint.tokenizer import load_chat_template, load_tokenizer
 from tokamak.text.detokenizer import REPLACEMENT, Detokenizer
 
-pytestmark = [pytest.mark.weights, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.weights]
 
 TESTS = Path(__file__).parents[2]
 

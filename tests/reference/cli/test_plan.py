@@ -10,11 +10,11 @@ import pytest
 
 from benchmarks.engine.published_v4_1 import V41_FLASH
 from tests.support.tiny import write_checkpoint
+from tests.support.tiny_v4 import SMALL as SMALL_V4_1
+from tests.support.tiny_v4 import v4_1_config, weights_of
 from tokamak.cli import main
 from tokamak.config.places import CACHE_VARIABLE
 from tokamak.graphs.request_graph import ReqGraph
-
-pytestmark = pytest.mark.timeout(300)
 
 SMALL = ["--dtype", "fp32", "--threads", "1", "--max-num-seqs", "3", "--max-model-len", "64"]
 
@@ -127,6 +127,25 @@ def test_a_token_of_the_published_v4_1_takes_the_stated_bytes(
     cache = plan["cache"]
     assert plan["model"]["architecture"] == "DeepseekV41ForCausalLM"
     assert cache["block_bytes"] == bytes_a_token * cache["block_tokens"]
-    # Backbone, and the two tables of n-grams.
-    parameters = plan["memory_bytes"]["weights"] / (2 if dtype == "bfloat16" else 4)
-    assert parameters == pytest.approx(551.6e9 + 196.9e9, rel=0.02)
+    # Two tables of n-grams in 8 bits, and the backbone.
+    tables = (384006168 + 384016682) * 256 * 33 / 32
+    backbone = (plan["memory_bytes"]["weights"] - tables) / (2 if dtype == "bfloat16" else 4)
+    assert backbone == pytest.approx(551.6e9, rel=0.02)
+
+
+def test_tables_that_stay_in_the_file_are_shown_beside_the_memory_of_the_device(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = v4_1_config(**SMALL_V4_1)
+    write_checkpoint(tmp_path, config, weights=weights_of(config))
+
+    mapped, copied = (
+        told(capsys, "plan", tmp_path, "--dtype", "fp32", *flags)
+        for flags in ((), ("--engram-tables", "device"))
+    )
+
+    table = 4 * 660 * 32
+    assert mapped["host_memory_bytes"] == {"tables": table}
+    assert copied["host_memory_bytes"] == {"tables": 0}
+    difference = copied["memory_bytes"]["weights"] - mapped["memory_bytes"]["weights"]
+    assert difference == table

@@ -17,8 +17,6 @@ from tokamak.errors import OptionError
 from tokamak.llm import LLM
 from tokamak.text.tokenizer import Tokenizer
 
-pytestmark = pytest.mark.timeout(180)
-
 BLOCK = 8
 CONTEXT = 128
 RECORDED = {"graphs": "startup", "req_graph_sizes": (1, 2, 4), "token_graph_sizes": (16,)}

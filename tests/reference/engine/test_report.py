@@ -15,8 +15,6 @@ from tokamak.engine.configure import configure
 from tokamak.engine.core import EngineCore
 from tokamak.engine.messages import AddRequest
 
-pytestmark = pytest.mark.timeout(300)
-
 
 @pytest.fixture
 def core(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[EngineCore]:

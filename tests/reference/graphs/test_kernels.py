@@ -160,7 +160,6 @@ def test_nobody_listens_to_kernels_between_and_after_recordings():
     assert LISTENING.calls is None
 
 
-@pytest.mark.timeout(120)
 def test_declaring_regions_and_recording_does_not_import_the_compiler():
     program = (
         "import sys, torch\n"

@@ -91,7 +91,6 @@ def test_decode_rows_beside_a_prompt_attend_as_before(config, bodies):
         torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.timeout(180)
 @every_config
 def test_recordings_of_both_kinds_hold_for_a_model_that_decodes_at_once(
     config, bodies, monkeypatch, tmp_path

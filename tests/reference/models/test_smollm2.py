@@ -17,7 +17,7 @@ from tokamak.checkpoint.load import load_model
 from tokamak.checkpoint.source import open_checkpoint
 from tokamak.models.registry import find
 
-pytestmark = [pytest.mark.weights, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.weights]
 
 CASES = json.loads(
     (Path(__file__).parents[2] / "e2e" / "data" / "smollm2_greedy.json").read_text(encoding="utf-8")

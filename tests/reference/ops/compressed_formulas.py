@@ -167,8 +167,9 @@ def select_entries(
     block_entries,
     chosen,
     blocks,
+    plans,
 ):
-    del q_width
+    del q_width, plans
     listed = np.full(chosen.shape, -1)
     best = None if blocks is None else np.full(blocks.shape, -1)
     for row, request in enumerate(_row_requests(starts)):

@@ -23,6 +23,8 @@ from tokamak.ops.step_prep.cases import (
 )
 from tokamak.ops.step_prep.derived import tile_room
 from tokamak.ops.step_prep.host import fill_reference, indptrs_reference, unit_tiles_reference
+from tokamak.ops.walk_plan import fill_walk_plan
+from tokamak.ops.walk_plan.cases import fill_walk_plan_cases
 
 load_backends()
 
@@ -30,6 +32,7 @@ OPS = (
     (fill_step, fill_step_cases),
     (fill_indptrs, fill_indptrs_cases),
     (fill_unit_tiles, fill_unit_tiles_cases),
+    (fill_walk_plan, fill_walk_plan_cases),
 )
 RANDOM_STEPS = 600
 

@@ -13,7 +13,6 @@ HAS_TRITON = importlib.util.find_spec("triton") is not None
 pytestmark = [
     pytest.mark.vendor("triton"),
     pytest.mark.skipif(not HAS_TRITON, reason="triton is not installed"),
-    pytest.mark.timeout(300),
 ]
 TARGETS = {"nvidia": ("cuda", 90, 32), "amd": ("hip", "gfx942", 64)}
 REQUESTS = {"few": 1, "some": 20, "many": 70}

@@ -15,14 +15,13 @@ HAS_TRITON = importlib.util.find_spec("triton") is not None
 pytestmark = [
     pytest.mark.vendor("triton"),
     pytest.mark.skipif(not HAS_TRITON, reason="triton is not installed"),
-    pytest.mark.timeout(300),
 ]
 VENDORS = ("nvidia", "amd")
 CODE = {"nvidia": "ptx", "amd": "amdgcn"}
 NAMES = (
     "add_residual", "add_rms_norm", "argmax_rows", "collapse_norm", "collapse_streams", "embed", "engram_gate", "engram_rows", "engram_values", "expand_streams", "fake_fp8", "fake_mxfp4", "fake_nvfp4", "fill_indptrs", "fill_step", "fill_unit_tiles",
     "head_coefficients", "mix_coefficients", "moe_route_rooted", "moe_weigh_rooted", "rms_norm", "rotate_and_cache", "silu_mul", "silu_mul_limited", "token_weights",
-    "fold_groups", "select_entries", "sparse_attention", "write_rows",
+    "fold_groups", "select_entries", "sparse_attention", "write_rows", "fill_walk_plan",
 )  # fmt: skip
 
 NVIDIA_NAMES = ("quantize_rows", "scaled_experts", "scaled_linear")
@@ -95,6 +94,11 @@ SIZES = {
     "fill_indptrs": [
         (torch.zeros(rows, dtype=torch.int32), 16, torch.zeros(99, dtype=torch.int32)[: rows + 1])
         for rows in (1, 2, 16, 33)
+    ],
+    "fill_walk_plan": [
+        (packed[3 : 4 + requests], packed[:requests], 1, 2, 512, 16, packed[1024:][: 264 * 4 * bands].view(bands, 264, 4))
+        for packed in (torch.zeros(8192, dtype=torch.int32),)
+        for requests, bands in ((1, 1), (2, 1), (13, 1), (16, 3))
     ],
     "token_weights": [
         (torch.zeros((rows, 4096)), torch.zeros(rows), torch.ones(rows)) for rows in (1, 2, 16, 33)

@@ -14,7 +14,6 @@ HAS_TRITON = importlib.util.find_spec("triton") is not None
 pytestmark = [
     pytest.mark.vendor("triton"),
     pytest.mark.skipif(not HAS_TRITON, reason="triton is not installed"),
-    pytest.mark.timeout(900),
 ]
 PROCESSORS = 132
 SHARED_BYTES = {"nvidia": 227 << 10, "amd": 64 << 10}
@@ -95,16 +94,19 @@ def a_choice(tokens, kind, q_width=1):
     empty = functools.partial(torch.empty, device="meta")
     ints = functools.partial(empty, dtype=torch.int32)
     candidates = ints((tokens, 2048))
+    plans = ints((1, 2 * PROCESSORS, 4)) if kind == "walks" else None
     return (
         empty((tokens, 32, 128), dtype=torch.bfloat16), empty((tokens, 32)),
         empty((99, 1, 64, 128), dtype=torch.bfloat16), ints((tokens, 4096)), ints(tokens), ints(tokens + 1), q_width, 2,
         candidates if kind == "keeps" else None, 8, ints((tokens, 512)), candidates if kind == "makes" else None,
+        plans,
     )  # fmt: skip
 
 
 KINDS = {
     "alone": {"_score_all_kernel", "_select_kernel"},
     "makes": {"_score_all_kernel", "_select_kernel", "_best_of_blocks_kernel"},
+    "walks": {"_score_walk_kernel", "_select_kernel"},
     "keeps": {"_score_listed_kernel", "_select_kernel"},
 }
 

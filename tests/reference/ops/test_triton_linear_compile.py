@@ -14,7 +14,6 @@ HAS_TRITON = importlib.util.find_spec("triton") is not None
 pytestmark = [
     pytest.mark.vendor("triton"),
     pytest.mark.skipif(not HAS_TRITON, reason="triton is not installed"),
-    pytest.mark.timeout(300),
 ]
 HOPPER, CDNA = ("cuda", 90, 32), ("hip", "gfx942", 64)
 POINTERS = ("x_ptr", "weight_ptr", "norm_weight_ptr", "out_ptr")

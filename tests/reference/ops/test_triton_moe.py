@@ -18,7 +18,6 @@ HAS_TRITON = importlib.util.find_spec("triton") is not None
 pytestmark = [
     pytest.mark.vendor("triton"),
     pytest.mark.skipif(not HAS_TRITON, reason="triton is not installed"),
-    pytest.mark.timeout(300),
 ]
 LOCAL_MEMORY = {"nvidia": 232448, "amd": 65536}
 """Bytes a program may have."""

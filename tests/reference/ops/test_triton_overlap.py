@@ -12,7 +12,6 @@ HAS_TRITON = importlib.util.find_spec("triton") is not None
 pytestmark = [
     pytest.mark.vendor("triton"),
     pytest.mark.skipif(not HAS_TRITON, reason="triton is not installed"),
-    pytest.mark.timeout(300),
 ]
 WAIT, GO = "griddepcontrol.wait", "griddepcontrol.launch_dependents"
 WIDTH, WARPS = 1024, 2

@@ -11,7 +11,6 @@ HAS_TRITON = importlib.util.find_spec("triton") is not None
 pytestmark = [
     pytest.mark.vendor("triton"),
     pytest.mark.skipif(not HAS_TRITON, reason="triton is not installed"),
-    pytest.mark.timeout(300),
 ]
 
 

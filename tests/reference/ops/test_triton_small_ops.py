@@ -26,6 +26,7 @@ CASES = {
         "fill_indptrs": "tokamak.ops.step_prep.cases:fill_indptrs_cases",
         "fill_unit_tiles": "tokamak.ops.step_prep.cases:fill_unit_tiles_cases",
     },
+    "walk_plan": {"fill_walk_plan": "tests.support.op_cases:walked_steps"},
     "quantize": {
         "quantize_rows": "tokamak.ops.quantize.rows_cases:quantize_rows_cases",
         "fake_fp8": "tokamak.ops.quantize.cases:fake_fp8_cases",
@@ -62,19 +63,20 @@ CASES = {
     "embedding": {"embed": "tokamak.ops.embedding.cases:embed_cases"},
     "rope": {"rotate_and_cache": "tokamak.ops.rope.cases:rotate_and_cache_cases"},
 }
+LIMITS = {"engram": {"tokamak.ops.engram.triton:DEVICE_PROGRAMS": 1}}
+"""By package: one program reads all rows of a table, as few do for one in the host's memory."""
 pytestmark = [
     pytest.mark.vendor("triton"),
     pytest.mark.skipif(
         importlib.util.find_spec("triton") is None, reason="triton is not installed"
     ),
-    pytest.mark.timeout(300),
 ]
 
 
 @functools.cache
 def package_gaps(package: str) -> dict[str, dict[str, float]]:
     """The differences of one package's ops, computed when its first case runs."""
-    return interpreted_gaps(CASES[package])
+    return interpreted_gaps(CASES[package], limits=LIMITS.get(package))
 
 
 @pytest.mark.parametrize(

@@ -25,7 +25,6 @@ HAS_TRITON = importlib.util.find_spec("triton") is not None
 pytestmark = [
     pytest.mark.vendor("triton"),
     pytest.mark.skipif(not HAS_TRITON, reason="triton is not installed"),
-    pytest.mark.timeout(300),
 ]
 
 SIZES = {"max_num_seqs": 4, "max_model_len": 256, "max_num_batched_tokens": 128}

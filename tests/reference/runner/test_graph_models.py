@@ -44,8 +44,6 @@ from tokamak.runner.exchange import LocalExchange, RankRow, Rows
 from tokamak.runner.record import WANTED_STEPS, Recorder
 from tokamak.runner.verify import edges
 
-pytestmark = pytest.mark.timeout(180)
-
 every_family = pytest.mark.parametrize("family", FAMILIES)
 CHECKPOINTS = {"llama": llama_config(), "mistral": mistral_config(), "qwen3": qwen3_config()}
 

@@ -29,8 +29,6 @@ from tokamak.layers.attention.prepare import AttnBuilder
 from tokamak.layers.model import Model
 from tokamak.runner.inputs import InputArena
 
-pytestmark = pytest.mark.timeout(180)
-
 TOKENS = 3
 """Tokens every request gets."""
 MODES: dict[str, dict[str, object]] = {

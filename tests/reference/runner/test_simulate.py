@@ -18,8 +18,6 @@ from tokamak.runner.graph_cost import graph_pool_estimate, reserve_bytes
 from tokamak.runner.memory import SCORE_BYTES, records_choice
 from tokamak.runner.simulate import simulate_start
 
-pytestmark = pytest.mark.timeout(300)
-
 MODES: dict[str, dict[str, object]] = {
     "off": {"graphs": "off"},
     "on-demand": {"graphs": "on-demand"},

@@ -48,8 +48,6 @@ from tokamak.runner.previous import Previous
 from tokamak.runner.results import InFlightResult
 from tokamak.telemetry.spans import SPANS
 
-pytestmark = pytest.mark.timeout(300)
-
 BLOCK_TOKENS = 4
 STEP_TOKENS = 24
 TURNS = 400

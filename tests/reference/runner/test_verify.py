@@ -30,8 +30,6 @@ from tokamak.runner.assemble import Rank, assemble
 from tokamak.runner.record import WANTED_STEPS
 from tokamak.runner.wiring import FIRST_REPLAYS_CHECKED
 
-pytestmark = pytest.mark.timeout(180)
-
 
 @pytest.fixture(scope="module", autouse=True)
 def _collections_look_at_new_objects():

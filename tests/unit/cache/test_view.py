@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from tokamak.cache.view import PagedBuffers
+from tokamak.cache.launch import LaunchStorage
+from tokamak.cache.view import PagedBuffers, PagedView
 from tokamak.errors import FillSite
 
 
@@ -128,3 +129,87 @@ def test_a_dropped_table_may_be_filled_elsewhere_in_the_next_forward():
     view.indptrs()
 
     assert view.fills == 2
+
+
+def walking_buffers(programs: int, site: Place | None = None) -> PagedBuffers:
+    """Four requests of decode rows, two rows each, over up to 1,536 keys, and so many programs to score them."""
+    return PagedBuffers(
+        block_table=torch.zeros((4, 24), dtype=torch.int32),
+        lengths=torch.tensor([1_400, 9, 300, 700], dtype=torch.int32),
+        write_slots=torch.zeros(8, dtype=torch.int64),
+        query_starts=torch.tensor([0, 2, 4, 6, 8], dtype=torch.int32),
+        block_tokens=64,
+        launch=LaunchStorage(programs=programs),
+        site=site,
+    )
+
+
+POSITIONS = torch.tensor([1_398, 1_399, 7, 8, 298, 299, 698, 699], dtype=torch.int32)
+
+
+def walk(view: PagedView, *, ratio: int = 1, keep: int = 512) -> torch.Tensor | None:
+    return view.walk_plans(POSITIONS, 2, ratio=ratio, keep=keep, columns=24 * 64 // ratio)
+
+
+def test_layers_that_walk_alike_read_one_plan():
+    view = walking_buffers(9).view(4, 8)
+
+    first, second = walk(view), walk(view)
+
+    assert first is second
+    assert first[0].tolist() == [
+        [0, 2, 0, 1], [0, 2, 1, 3], [0, 2, 3, 5], [0, 2, 5, 7], [0, 2, 7, 9], [0, 2, 9, 11],
+        [6, 2, 0, 2], [6, 2, 2, 4], [6, 2, 4, 6],
+    ]  # fmt: skip
+    assert view.fills == 1
+
+
+def test_keys_of_other_tokens_and_other_lists_are_walked_by_other_plans_of_one_storage():
+    view = walking_buffers(9).view(4, 8)
+
+    plans = [walk(view), walk(view, ratio=4, keep=100), walk(view, keep=100)]
+
+    assert len({plan.data_ptr() for plan in plans}) == 3
+    assert all(walk(view) is plans[0] for _ in range(2))
+    assert view.fills == 3
+
+
+@pytest.mark.parametrize("programs", [0, 4])
+def test_nothing_is_planned_where_nobody_walks_or_more_pieces_are_than_programs(programs):
+    view = walking_buffers(programs).view(4, 8)
+
+    assert walk(view) is None
+    assert view.fills == 0
+
+
+def test_plans_of_every_forward_lie_at_one_address_and_are_of_its_own_rows():
+    buffers = walking_buffers(9)
+    view = buffers.view(4, 8)
+    before, address = walk(view).clone(), walk(view).data_ptr()
+
+    view.drop()
+    positions = POSITIONS.flip(0).sort().values
+    after = view.walk_plans(positions, 2, ratio=1, keep=512, columns=24 * 64)
+    smaller = buffers.view(1, 2).walk_plans(POSITIONS[:2], 2, ratio=1, keep=512, columns=24 * 64)
+
+    assert not torch.equal(before, after)
+    assert address == after.data_ptr() == smaller.data_ptr()
+
+
+def test_plans_that_are_not_dropped_are_those_of_the_step_before():
+    view = walking_buffers(9).view(4, 8)
+    before = walk(view).clone()
+
+    stale = view.walk_plans(POSITIONS - 1, 2, ratio=1, keep=512, columns=24 * 64)
+
+    assert torch.equal(stale, before)
+
+
+def test_a_plan_filled_in_a_segment_is_not_read_in_a_region():
+    place = Place("segment")
+    view = walking_buffers(9, place).view(4, 8)
+    walk(view)
+    place.where = "region"
+
+    with pytest.raises(FillSite, match=r"walk_plans\(ratio=1, keep=512\) was filled in a segment"):
+        walk(view)

@@ -86,6 +86,8 @@ def a_core(executor: ScriptedExecutor, **limits: int) -> EngineCore:
                 bounded_replay=False,
                 chat_template=None,
                 weight_bytes=1,
+                tables="device",
+                host_bytes=0,
                 facts=facts,
             ),
             cache=CacheConfig(

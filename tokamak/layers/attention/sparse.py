@@ -16,13 +16,13 @@ from tokamak.core.context import StepContext, current
 from tokamak.core.inputs import StepInputs
 from tokamak.graphs.region import eager_region
 from tokamak.layers.attention.compressed import CacheRows, Rotation
+from tokamak.layers.attention.scorer import IndexRows, Scorer
 from tokamak.layers.build import Build
 from tokamak.layers.grouped import GroupedLinear
 from tokamak.layers.linear import Linear
 from tokamak.layers.norm import RMSNorm
 from tokamak.layers.plain import Plain
 from tokamak.layers.rows import cut, hand_back
-from tokamak.ops.indexer import select_entries
 from tokamak.ops.norm import rms_norm
 from tokamak.ops.sparse_attention import sparse_attention
 
@@ -106,7 +106,7 @@ class Indexer:
         self._block_entries = block_entries
         self._candidates = candidates if makes_candidates else 0
         self._keeps_to_candidates = keeps_to_candidates
-        self._select = build.bind(select_entries, live=True)
+        self._scorer = Scorer(build)
         self._number = build.enroll(self)
 
     def __call__(self, x: Tensor, latent_q: Tensor, step: StepInputs, before: Picked) -> Picked:
@@ -132,22 +132,14 @@ class Indexer:
     ) -> None:
         """The body of the region; rows of padding get empty lists."""
         for half in context.attn.halves:
-            queries, shares, allowed, listed, best, positions = cut(
-                half, q, weights, within, chosen, blocks, context.inputs.positions
-            )
-            self._select(
-                queries,
-                shares,
-                self._keys.cache,
-                self._keys.table(context, half.requests, half.longest_tokens),
-                positions,
-                half.query_starts,
-                half.q_width,
-                self._keys.ratio,
-                allowed if allowed.shape[1] else None,
-                self._block_entries,
+            rows = IndexRows.of_half(half, q, weights, self._keys, context)
+            allowed, listed, best = cut(half, within, chosen, blocks)
+            self._scorer.score_topk(
+                rows,
                 listed,
-                best if best.shape[1] else None,
+                blocks=best if best.shape[1] else None,
+                within=allowed if allowed.shape[1] else None,
+                block_entries=self._block_entries,
             )
         for lists in (chosen, blocks):
             lists[context.attn.tokens :].fill_(NONE)

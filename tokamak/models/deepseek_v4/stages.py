@@ -73,14 +73,19 @@ class V41Stages:
         cut: int,
         *,
         begin: Callable[[StepInputs], tuple[Tensor, Tensor]],
+        begin_regions: Sequence[str],
         end: Callable[[Tensor, Tensor], Tensor],
         dtype: torch.dtype,
         bounded: bool,
     ) -> None:
-        """begin: streams and coefficients of a step's tokens; end: both of them to hidden states."""
+        """begin: streams and coefficients of a step's tokens; end: both of them to hidden states.
+
+        begin_regions: the eager regions that `begin` meets.
+        """
         shared = config.shared
         self._early, self._late = tuple(layers[:cut]), tuple(layers[cut:])
         self._begin, self._end = begin, end
+        self._begin_regions = tuple(begin_regions)
         self._streams, self._dtype = shared.mixing.count, dtype
         self.bounded = bounded
         self.late_tokens = tail_tokens(config, cut, bounded=bounded)
@@ -106,7 +111,8 @@ class V41Stages:
     def early_regions(self) -> Manifest:
         """Those of early layers, and folding at the cut."""
         folds = [name for name in self._late[0].regions() if name == "fold_groups"]
-        return Manifest.of(*[name for layer in self._early for name in layer.regions()], *folds)
+        early = [name for layer in self._early for name in layer.regions()]
+        return Manifest.of(*self._begin_regions, *early, *folds)
 
     def late_regions(self) -> Manifest:
         """Those of late layers, without folding."""

@@ -151,7 +151,7 @@ class V41Layer:
         """The eager regions it meets, in order."""
         found: list[str] = []
         if self.engram is not None:
-            found.append("engram_rows")
+            found.append("engram_join")
         if self.source is not None and self.source.compressor.ratio > 1:
             found.append("fold_groups")
         if self.indexer is not None:
@@ -211,6 +211,7 @@ class DeepseekV41(Model):
         self._reader = StreamReader(build)
         self._final_norm = RMSNorm(build, c.width, c.norm_eps)
         self._device = build.device
+        self._engrams = [layer.engram for layer in self._layers if layer.engram is not None]
         cut = cut_layer(config)
         self._stages = (
             None
@@ -220,6 +221,7 @@ class DeepseekV41(Model):
                 self._layers,
                 cut,
                 begin=self._begin,
+                begin_regions=self._begin_regions(),
                 end=self._reader,
                 dtype=build.dtype,
                 bounded=build.bounded_replay,
@@ -263,9 +265,8 @@ class DeepseekV41(Model):
         """What the n-gram memories call each token id: numbers from 0 on, fewer than there are ids."""
         engram = self.config.engram
         ids = torch.tensor(list(compressed_ids), dtype=torch.int64, device=self._device)
-        for layer in self._layers:
-            if layer.engram is not None:
-                layer.engram.take_ids(ids, int(compressed_ids[engram.pad_token]))
+        for memory in self._engrams:
+            memory.take_ids(ids, int(compressed_ids[engram.pad_token]))
 
     def sub_caches(self) -> tuple[SubCache, ...]:
         """Window rows of every layer; entries, index keys and open groups of those that make entries."""
@@ -288,8 +289,9 @@ class DeepseekV41(Model):
         return self._beside | {f"layers.{at}.ffn.gate.bias_vl" for at in layers}
 
     def regions(self) -> Manifest:
-        """Memories, folding, choosing and attending, layer by layer."""
-        return Manifest.of(*[name for layer in self._layers for name in layer.regions()])
+        """Fetches of memories; then memories, folding, choosing and attending, layer by layer."""
+        by_layer = [name for layer in self._layers for name in layer.regions()]
+        return Manifest.of(*self._begin_regions(), *by_layer)
 
     def bind_caches(self, views: Mapping[str, Sequence[Tensor]]) -> None:
         """Give each layer its views."""
@@ -308,8 +310,14 @@ class DeepseekV41(Model):
 
     def _begin(self, step: StepInputs) -> tuple[Tensor, Tensor]:
         streams = self.config.shared.mixing.count
+        for engram in self._engrams:
+            engram.fetch(step.token_ids.shape[0])
         x = self._embedding(step.token_ids)
         return x.unsqueeze(1).expand(-1, streams, -1).contiguous(), first_stream(step, streams)
+
+    def _begin_regions(self) -> list[str]:
+        """The eager regions that `_begin` meets."""
+        return ["engram_fetch"] * len(self._engrams)
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Vocabulary scores of some hidden rows: [rows, width] to [rows, vocab], float32."""

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 
 from torch import Tensor
 
@@ -14,15 +15,26 @@ from tokamak.layers.build import Build
 from tokamak.layers.embedding import Embedding, Head
 from tokamak.layers.mlp import GatedMLP
 from tokamak.layers.model import Model, Parameter
+from tokamak.layers.moe import ExpertsMLP
 from tokamak.layers.norm import RMSNorm
 from tokamak.models.qwen3.config import Qwen3Config
 from tokamak.ops.norm import add_residual
 
+Weights = dict[str, tuple[Parameter, tuple[str, ...]]]
+MLP = GatedMLP | ExpertsMLP
+
 
 class Qwen3Layer:
-    """One decoder layer: attention, then the gated MLP, each behind a norm of the residual stream."""
+    """One decoder layer: attention, then its MLP, each behind a norm of the residual stream."""
 
-    def __init__(self, config: Qwen3Config, build: Build, cos_sin: Tensor, window: int) -> None:
+    def __init__(
+        self,
+        config: Qwen3Config,
+        build: Build,
+        cos_sin: Tensor,
+        window: int,
+        make_mlp: Callable[[], MLP],
+    ) -> None:
         c = config
         self.attention_norm = RMSNorm(build, c.width, c.norm_eps)
         self.attention = GroupedQueryAttention(
@@ -39,7 +51,7 @@ class Qwen3Layer:
             out_bias=c.attention_bias,
         )
         self.mlp_norm = RMSNorm(build, c.width, c.norm_eps)
-        self.mlp = GatedMLP(build, c.width, c.inner_width)
+        self.mlp = make_mlp()
 
     def __call__(self, x: Tensor | None, residual: Tensor, step: StepInputs) -> Tensor | None:
         """Add what the layer before left pending (None: nothing), and leave this layer's part pending or added.
@@ -66,8 +78,14 @@ class Qwen3(Model):
         tied = self._head if c.tied_head else None
         self._embedding = Embedding(build, c.vocab_tokens, c.width, head=tied)
         self._layers = tuple(
-            Qwen3Layer(c, build, cos_sin, window if window < build.max_model_len else 0)
-            for window in c.windows
+            Qwen3Layer(
+                c,
+                build,
+                cos_sin,
+                window if window < build.max_model_len else 0,
+                partial(self._make_mlp, layer, build),
+            )
+            for layer, window in enumerate(c.windows)
         )
         self._add_residual = build.bind(add_residual)
         self._final_norm = RMSNorm(build, c.width, c.norm_eps)
@@ -95,7 +113,7 @@ class Qwen3(Model):
 
     def weights(self) -> Mapping[str, tuple[Parameter, tuple[str, ...]]]:
         """Every parameter: where it lives, and the checkpoint tensors it is made of."""
-        found: dict[str, tuple[Parameter, tuple[str, ...]]] = {
+        found: Weights = {
             "embedding": (self._embedding, ("model.embed_tokens.weight",)),
             "final_norm": (self._final_norm.weight, ("model.norm.weight",)),
         }
@@ -104,12 +122,9 @@ class Qwen3(Model):
         for index, layer in enumerate(self._layers):
             at, source = f"layers.{index}", f"model.layers.{index}"
             attention = tuple(f"{source}.self_attn.{name}_proj" for name in "qkv")
-            gate_up = tuple(f"{source}.mlp.{name}_proj" for name in ("gate", "up"))
             linears = (
                 (f"{at}.qkv", layer.attention.qkv, attention),
                 (f"{at}.out", layer.attention.out, (f"{source}.self_attn.o_proj",)),
-                (f"{at}.gate_up", layer.mlp.gate_up, gate_up),
-                (f"{at}.down", layer.mlp.down, (f"{source}.mlp.down_proj",)),
             )
             for name, linear, sources in linears:
                 found[name] = (linear, tuple(f"{tensor}.weight" for tensor in sources))
@@ -125,6 +140,7 @@ class Qwen3(Model):
             for name, norm, tensor in norms:
                 assert norm is not None, f"{name} was not built"
                 found[name] = (norm, (f"{source}.{tensor}.weight",))
+            found |= self._mlp_weights(layer.mlp, at, f"{source}.mlp")
         return found
 
     def optional_weights(self) -> frozenset[str]:
@@ -151,3 +167,25 @@ class Qwen3(Model):
     def logits(self, hidden: Tensor) -> Tensor:
         """Vocabulary scores of some hidden rows: [rows, width] to [rows, vocab], float32."""
         return self._head.after_norm(hidden, self._final_norm)
+
+    def _make_mlp(self, layer: int, build: Build) -> MLP:
+        """What stands behind the attention of a layer."""
+        return GatedMLP(build, self.config.width, self.config.inner_width)
+
+    def _mlp_weights(self, mlp: MLP, at: str, source: str) -> Weights:
+        """The parameters of a layer's MLP, and the checkpoint tensors that start with `source`."""
+        return mlp_weights(mlp, at, (source,))
+
+
+def mlp_weights(mlp: MLP, at: str, sources: Sequence[str]) -> Weights:
+    """Both projections, made of those of one MLP or of all experts in order."""
+    return {
+        f"{at}.{name}": (
+            part,
+            tuple(f"{source}.{tensor}_proj.weight" for source in sources for tensor in tensors),
+        )
+        for name, part, tensors in (
+            ("gate_up", mlp.gate_up, ("gate", "up")),
+            ("down", mlp.down, ("down",)),
+        )
+    }

@@ -1,106 +1,23 @@
-"""The Qwen3 decoder with experts: what it keeps, where its weights are, and how tokens become scores."""
+"""The Qwen3 decoder with experts: the dense one, with routed experts behind the attention of some layers."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
-from torch import Tensor
-
-from tokamak.cache.sub_cache import SubCache
-from tokamak.core.inputs import StepInputs
-from tokamak.graphs.region import Manifest
-from tokamak.layers.attention.gqa import CACHE_DTYPES, GroupedQueryAttention
 from tokamak.layers.build import Build
-from tokamak.layers.embedding import Embedding, Head
-from tokamak.layers.mlp import GatedMLP
-from tokamak.layers.model import Model, Parameter
 from tokamak.layers.moe import ExpertsMLP
-from tokamak.layers.norm import RMSNorm
 from tokamak.models.qwen3.config import Qwen3MoeConfig
-from tokamak.ops.norm import add_residual
-
-Weights = dict[str, tuple[Parameter, tuple[str, ...]]]
+from tokamak.models.qwen3.qwen3 import MLP, Qwen3, Weights, mlp_weights
 
 
-class Qwen3MoeLayer:
-    """One decoder layer: attention, then experts or one gated MLP, each behind a norm of the residual stream."""
-
-    mlp: ExpertsMLP | GatedMLP
-
-    def __init__(
-        self,
-        config: Qwen3MoeConfig,
-        build: Build,
-        cos_sin: Tensor,
-        window: int,
-        *,
-        has_experts: bool,
-    ) -> None:
-        c = config.dense
-        self.attention_norm = RMSNorm(build, c.width, c.norm_eps)
-        self.attention = GroupedQueryAttention(
-            build,
-            width=c.width,
-            heads=c.heads,
-            kv_heads=c.kv_heads,
-            head_dim=c.head_dim,
-            cos_sin=cos_sin,
-            eps=c.norm_eps,
-            window_tokens=window,
-            head_norms=True,
-            qkv_bias=c.attention_bias,
-            out_bias=c.attention_bias,
-        )
-        self.mlp_norm = RMSNorm(build, c.width, c.norm_eps)
-        if has_experts:
-            self.mlp = ExpertsMLP(
-                build,
-                width=c.width,
-                inner_width=config.expert_width,
-                experts=config.experts,
-                chosen=config.chosen_experts,
-                renormalise=config.renormalise,
-            )
-        else:
-            self.mlp = GatedMLP(build, c.width, c.inner_width)
-
-    def __call__(self, x: Tensor | None, residual: Tensor, step: StepInputs) -> Tensor | None:
-        """Add what the layer before left pending (None: nothing), and leave this layer's part pending or added.
-
-        x, residual: [tokens, width]; residual is updated in place. Returns [tokens, width] or None.
-        """
-        x = self.attention(x, residual, self.attention_norm, step)
-        return self.mlp(x, residual, self.mlp_norm)
-
-
-class Qwen3Moe(Model):
+class Qwen3Moe(Qwen3):
     """Qwen3 with experts: grouped-query attention whose queries and keys are normed per head, routed gated MLPs."""
 
     architectures = ("Qwen3MoeForCausalLM",)
-    cache_dtypes = CACHE_DTYPES
 
     def __init__(self, config: Qwen3MoeConfig, build: Build) -> None:
-        super().__init__()
-        c = config.dense
-        self.config = config
-        self._cache_dtype = build.cache_dtype
-        cos_sin = c.rope.table(build.max_model_len, build.device)
-        self._head = Head(build, c.vocab_tokens, c.width)
-        tied = self._head if c.tied_head else None
-        self._embedding = Embedding(build, c.vocab_tokens, c.width, head=tied)
-        self._layers = tuple(
-            Qwen3MoeLayer(
-                config,
-                build,
-                cos_sin,
-                window if window < build.max_model_len else 0,
-                has_experts=has_experts,
-            )
-            for window, has_experts in zip(c.windows, config.has_experts, strict=True)
-        )
-        self._add_residual = build.bind(add_residual)
-        self._final_norm = RMSNorm(build, c.width, c.norm_eps)
-        self.layers = build.layers
+        self._moe = config
+        super().__init__(config.dense, build)
 
     @classmethod
     def from_config(cls, config: Mapping[str, object], build: Build) -> Qwen3Moe:
@@ -112,86 +29,26 @@ class Qwen3Moe(Model):
         """
         return cls(Qwen3MoeConfig.read(config, cls.architectures[0]), build)
 
-    def sub_caches(self) -> tuple[SubCache, ...]:
-        """Keys and values of every layer; where all layers have a window, no more than it is kept."""
-        c = self.config.dense
-        every = tuple(range(c.layers))
-        keep = max(c.windows) if all(c.windows) else 0
-        return tuple(
-            SubCache(name, every, c.kv_heads, c.head_dim, self._cache_dtype, keep_tokens=keep)
-            for name in ("keys", "values")
+    def _make_mlp(self, layer: int, build: Build) -> MLP:
+        """Experts, or one gated MLP where the config wants no experts."""
+        c = self._moe
+        if not c.has_experts[layer]:
+            return super()._make_mlp(layer, build)
+        return ExpertsMLP(
+            build,
+            width=c.dense.width,
+            inner_width=c.expert_width,
+            experts=c.experts,
+            chosen=c.chosen_experts,
+            renormalise=c.renormalise,
         )
 
-    def weights(self) -> Mapping[str, tuple[Parameter, tuple[str, ...]]]:
-        """Every parameter: where it lives, and the checkpoint tensors it is made of."""
-        found: Weights = {
-            "embedding": (self._embedding, ("model.embed_tokens.weight",)),
-            "final_norm": (self._final_norm.weight, ("model.norm.weight",)),
+    def _mlp_weights(self, mlp: MLP, at: str, source: str) -> Weights:
+        """Those of one layer's experts, expert by expert, and of its router; or of its one MLP."""
+        if not isinstance(mlp, ExpertsMLP):
+            return super()._mlp_weights(mlp, at, source)
+        experts = [f"{source}.experts.{expert}" for expert in range(self._moe.experts)]
+        return {
+            f"{at}.router": (mlp.router, (f"{source}.gate.weight",)),
+            **mlp_weights(mlp, at, experts),
         }
-        if not self.config.dense.tied_head:
-            found["head"] = (self._head, ("lm_head.weight",))
-        for index, layer in enumerate(self._layers):
-            at, source = f"layers.{index}", f"model.layers.{index}"
-            attention = tuple(f"{source}.self_attn.{name}_proj" for name in "qkv")
-            linears = (
-                (f"{at}.qkv", layer.attention.qkv, attention),
-                (f"{at}.out", layer.attention.out, (f"{source}.self_attn.o_proj",)),
-            )
-            for name, linear, sources in linears:
-                found[name] = (linear, tuple(f"{tensor}.weight" for tensor in sources))
-                if linear.bias is not None:
-                    biases = tuple(f"{tensor}.bias" for tensor in sources)
-                    found[f"{name}_bias"] = (linear.bias, biases)
-            norms = (
-                (f"{at}.attention_norm", layer.attention_norm.weight, "input_layernorm"),
-                (f"{at}.mlp_norm", layer.mlp_norm.weight, "post_attention_layernorm"),
-                (f"{at}.q_norm", layer.attention.q_norm, "self_attn.q_norm"),
-                (f"{at}.k_norm", layer.attention.k_norm, "self_attn.k_norm"),
-            )
-            for name, norm, tensor in norms:
-                assert norm is not None, f"{name} was not built"
-                found[name] = (norm, (f"{source}.{tensor}.weight",))
-            found |= self._mlp_weights(layer.mlp, at, f"{source}.mlp")
-        return found
-
-    def _mlp_weights(self, mlp: ExpertsMLP | GatedMLP, at: str, source: str) -> Weights:
-        """Those of one layer's experts, expert by expert, or of its one MLP."""
-        each = (source,)
-        found: Weights = {}
-        if isinstance(mlp, ExpertsMLP):
-            each = tuple(f"{source}.experts.{expert}" for expert in range(self.config.experts))
-            found[f"{at}.router"] = (mlp.router, (f"{source}.gate.weight",))
-        for name, part, tensors in (
-            ("gate_up", mlp.gate_up, ("gate", "up")),
-            ("down", mlp.down, ("down",)),
-        ):
-            sources = tuple(
-                f"{expert}.{tensor}_proj.weight" for expert in each for tensor in tensors
-            )
-            found[f"{at}.{name}"] = (part, sources)
-        return found
-
-    def optional_weights(self) -> frozenset[str]:
-        """A copy of a tied head."""
-        return frozenset({"lm_head.weight"} if self.config.dense.tied_head else ())
-
-    def regions(self) -> Manifest:
-        """Attention, once a layer."""
-        return Manifest.of(("gqa_attention", self.config.dense.layers))
-
-    def bind_caches(self, views: Mapping[str, Sequence[Tensor]]) -> None:
-        """Give each layer its views of keys and values."""
-        for layer, keys, values in zip(self._layers, views["keys"], views["values"], strict=True):
-            layer.attention.bind_caches(keys, values)
-
-    def forward(self, step: StepInputs) -> Tensor:
-        """The residual stream after the last layer, before the final norm: [tokens, width]."""
-        residual = self._embedding(step.token_ids)
-        x = None
-        for layer in self._layers:
-            x = layer(x, residual, step)
-        return residual if x is None else self._add_residual(x, residual)
-
-    def logits(self, hidden: Tensor) -> Tensor:
-        """Vocabulary scores of some hidden rows: [rows, width] to [rows, vocab], float32."""
-        return self._head.after_norm(hidden, self._final_norm)

@@ -12,8 +12,9 @@ from torch import Tensor
 from tokamak.ops.activation.reference import silu_mul
 from tokamak.ops.jit.available import fits
 from tokamak.ops.jit.compiler import KernelSource, Library, threads_for
-from tokamak.ops.jit.language import Kernel, Num
+from tokamak.ops.jit.language import Kernel
 from tokamak.ops.jit.torch_kinds import KINDS, fresh, rows_of
+from tokamak.ops.jit.values import Num
 
 GATE_UP, STRIDE, OUT, ROWS, WIDTH = range(5)
 PARAMETERS = 5

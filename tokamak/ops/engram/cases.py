@@ -6,6 +6,7 @@ from functools import partial
 
 import torch
 
+from tokamak.core.minifloat import UE8M0
 from tokamak.ops.case import Case, seeded, tolerance_of
 from tokamak.ops.paged_cases import STEPS, Requests
 from tokamak.ops.quantize.blocks import encode_fp8
@@ -36,22 +37,31 @@ def _gate(name: str, rows: int, width: int, size: float, dtype: torch.dtype) -> 
     return streams, keys, values, 1 + 0.1 * torch.randn((4, width), generator=generator), 1e-20
 
 
-def _values(name: str, rows: int, sizes: tuple[int, int], power_of_two: bool) -> tuple[object, ...]:
+def _values(
+    name: str, rows: int, sizes: tuple[int, int], scales: torch.dtype | None
+) -> tuple[object, ...]:
     generator = seeded(name)
     columns, group = sizes
     sizes_of_rows = torch.randint(-9, 9, (50, 1), generator=generator).float().exp2()
     table = torch.randn((50, columns), generator=generator) * sizes_of_rows
-    codes, scales = encode_fp8(table, group)
-    if not power_of_two:
-        scales = torch.rand(scales.shape, generator=generator)
-    return codes, scales, torch.randint(0, 50, (rows,), generator=generator), torch.bfloat16
+    places = torch.randint(0, 50, (rows,), generator=generator)
+    out = torch.full((rows, columns), -7.0, dtype=torch.bfloat16)
+    if scales is None:
+        return table, None, places, out
+    codes, powers = encode_fp8(table, group)
+    drawn = powers if scales == UE8M0 else torch.rand(powers.shape, generator=generator)
+    return codes, drawn, places, out
 
 
 engram_values_cases = [
-    Case(name, partial(_values, name, rows, sizes, power_of_two), 0.0)
-    for power_of_two in (True, False)
+    Case(name, partial(_values, name, rows, sizes, scales), 0.0, changed=(3,))
+    for kind, scales in (
+        (" of powers of two", UE8M0),
+        ("", torch.float32),
+        (" of plain numbers", None),
+    )
     for rows, sizes in ((0, (64, 32)), (1, (256, 32)), (7, (96, 32)), (3, (48, 48)))
-    for name in [f"{rows} of {sizes[0]} by {sizes[1]}{' of powers of two' if power_of_two else ''}"]
+    for name in [f"{rows} of {sizes[0]} by {sizes[1]}{kind}"]
 ]
 engram_rows_cases = [
     Case(name, partial(_rows, name, step), 0.0, changed=(9,)) for name, step in STEPS.items()

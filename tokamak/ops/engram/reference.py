@@ -51,18 +51,23 @@ def engram_rows(
 
 
 @op
-def engram_values(codes: Tensor, scales: Tensor, rows: Tensor, dtype: torch.dtype) -> Tensor:
-    """Rows of a table in 8 bits, as numbers: code * scale, rounded once.
+def engram_values(codes: Tensor, scales: Tensor | None, rows: Tensor, out: Tensor) -> None:
+    """Rows of a table as numbers, each rounded once: those of plain numbers, or code * scale of 8-bit ones.
 
-    codes: float8_e4m3fn [table rows, columns]. scales: float8_e8m0fnu or float32 [table rows, groups], each of
-    columns / groups neighbours. rows: int64 [n]. Returns [n, columns] in `dtype`.
+    codes: [table rows, columns], of float8_e4m3fn with scales, else float32, bfloat16 or float16.
+    scales: float8_e8m0fnu or float32 [table rows, groups], each of columns / groups neighbours; None for plain numbers.
+    Both may lie in pinned memory of the host, where a GPU reads them in place; kernels alone can do that.
+    rows: int64 [n]. out: [n, columns] of any float dtype, written.
     """
+    if scales is None:
+        out.copy_(codes.index_select(0, rows))
+        return
     # Bytes are taken before they are widened: the table has more of them than memory has room for numbers.
     found = codes.view(torch.uint8).index_select(0, rows).view(codes.dtype)
     kept = scales.view(torch.uint8) if scales.dtype == UE8M0 else scales
     factors = factors_of(kept.index_select(0, rows).view(scales.dtype))
     numbers = found.view(*factors.shape, codes.shape[1] // scales.shape[1])
-    return (numbers.float() * factors.unsqueeze(-1)).flatten(1).to(dtype)
+    out.copy_((numbers.float() * factors.unsqueeze(-1)).flatten(1))
 
 
 @op

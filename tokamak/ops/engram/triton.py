@@ -17,7 +17,11 @@ from tokamak.ops.triton_facts import fits, rows_of
 REQUESTS = 128
 """Requests a program looks at a time for the one its token belongs to."""
 TILE_ROWS = 4
-"""Rows of the table that one program reads."""
+"""Rows of the table that one program reads at a time."""
+DEVICE_PROGRAMS = 1 << 16
+"""How many programs read a table at most; each then reads several times."""
+HOST_PROGRAMS = 256
+"""How many programs read a table in the host's memory: enough to keep its bus busy, and few beside what computes."""
 
 _SMALLEST_DOT = tl.constexpr(SMALLEST_DOT)
 
@@ -85,25 +89,33 @@ def _values_kernel(
     GROUPS: tl.constexpr,
     GROUPS_TILE: tl.constexpr,
     GROUP: tl.constexpr,
-    BYTES: tl.constexpr,
+    GROUP_TILE: tl.constexpr,
+    SCALES: tl.constexpr,
     ROWS: tl.constexpr,
 ):
-    place = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
-    there = place < count
-    row = tl.load(rows_ptr + place, mask=there, other=0)
     groups = tl.arange(0, GROUPS_TILE)
-    known = there[:, None] & (groups < GROUPS)[None, :]
-    scale = tl.load(scales_ptr + row[:, None] * GROUPS + groups[None, :], mask=known, other=0)
-    if BYTES:
-        scale = float_of_ue8m0(scale)
-    cols = groups[:, None] * GROUP + tl.arange(0, GROUP)[None, :]
-    inside = there[:, None, None] & (cols < COLUMNS)[None, :, :]
-    code = tl.load(
-        codes_ptr + row[:, None, None] * COLUMNS + cols[None, :, :], mask=inside, other=0
-    )
-    out = float_of_e4m3(code) * scale[:, :, None]
-    out_ptrs = out_ptr + place.to(tl.int64)[:, None, None] * COLUMNS + cols[None, :, :]
-    tl.store(out_ptrs, out.to(out_ptr.dtype.element_ty), mask=inside)
+    neighbours = tl.arange(0, GROUP_TILE)
+    cols = groups[:, None] * GROUP + neighbours[None, :]
+    there = (groups < GROUPS)[:, None] & (neighbours < GROUP)[None, :]
+    tile = tl.program_id(0)
+    while tile * ROWS < count:
+        place = tile * ROWS + tl.arange(0, ROWS)
+        known = place < count
+        row = tl.load(rows_ptr + place, mask=known, other=0)
+        inside = known[:, None, None] & there[None, :, :]
+        code_ptrs = codes_ptr + row[:, None, None] * COLUMNS + cols[None, :, :]
+        code = tl.load(code_ptrs, mask=inside, other=0)
+        if SCALES == "none":
+            out = code.to(tl.float32)
+        else:
+            scale_ptrs = scales_ptr + row[:, None] * GROUPS + groups[None, :]
+            scale = tl.load(scale_ptrs, mask=known[:, None] & (groups < GROUPS)[None, :], other=0)
+            if SCALES == "powers":
+                scale = float_of_ue8m0(scale)
+            out = float_of_e4m3(code) * scale[:, :, None]
+        out_ptrs = out_ptr + place.to(tl.int64)[:, None, None] * COLUMNS + cols[None, :, :]
+        tl.store(out_ptrs, out.to(out_ptr.dtype.element_ty), mask=inside)
+        tile += tl.num_programs(0)
 
 
 @triton.jit
@@ -168,21 +180,25 @@ def triton_engram_rows(
 
 
 @engram_values.backend("triton", fits=fits)
-def triton_engram_values(codes: Tensor, scales: Tensor, rows: Tensor, dtype: torch.dtype) -> Tensor:
-    """Rows of a table in 8 bits, as numbers; groups of other sizes than powers of two are the reference's."""
-    columns, groups = codes.shape[1], scales.shape[1]
+def triton_engram_values(codes: Tensor, scales: Tensor | None, rows: Tensor, out: Tensor) -> None:
+    """Rows of a table as numbers; of one in the host's pinned memory by few programs, as a bus feeds no more."""
+    assert out.is_contiguous(), f"rows of a table go to whole rows, not to strides {out.stride()}"
+    count, columns = out.shape
+    groups = 1 if scales is None else scales.shape[1]
     group = columns // groups
-    if group & (group - 1):
-        return engram_values.reference(codes, scales, rows, dtype)
-    out = torch.empty((len(rows), columns), dtype=dtype, device=codes.device)
-    if len(rows):
-        power = scales.dtype == UE8M0
-        _values_kernel[(triton.cdiv(len(rows), TILE_ROWS),)](
-            codes.view(torch.uint8), scales.view(torch.uint8) if power else scales, rows, out,
-            len(rows), COLUMNS=columns, GROUPS=groups, GROUPS_TILE=triton.next_power_of_2(groups),
-            GROUP=group, BYTES=power, ROWS=TILE_ROWS, num_warps=2,
-        )  # fmt: skip
-    return out
+    if not count:
+        return
+    most = DEVICE_PROGRAMS if codes.device == rows.device else HOST_PROGRAMS
+    programs = min(triton.cdiv(count, TILE_ROWS), most)
+    numbers = codes if scales is None else codes.view(torch.uint8)
+    kind = "none" if scales is None else "numbers"
+    if scales is not None and scales.dtype == UE8M0:
+        scales, kind = scales.view(torch.uint8), "powers"
+    _values_kernel[(programs,)](
+        numbers, scales, rows, out, count, COLUMNS=columns, GROUPS=groups,
+        GROUPS_TILE=triton.next_power_of_2(groups), GROUP=group,
+        GROUP_TILE=triton.next_power_of_2(group), SCALES=kind, ROWS=TILE_ROWS, num_warps=2,
+    )  # fmt: skip
 
 
 @engram_gate.backend("triton", fits=fits)

@@ -8,13 +8,17 @@ import torch
 
 from tokamak.ops.case import Case, seeded
 from tokamak.ops.paged_cases import LENGTHS, STEPS, Requests
+from tokamak.ops.walk_plan import fill_walk_plan
+from tokamak.ops.walk_plan.sizes import FIELDS, score_bands
 
 MOST, CANDIDATES, BLOCK_ENTRIES = 5, 3, 4
+PROGRAMS = 13
+"""That walk through keys by a plan."""
 KINDS = ("alone", "makes candidates", "keeps to candidates")
 
 
 def _make(
-    name: str, step: Requests, ratio: int, kind: str, *, equal: bool = False
+    name: str, step: Requests, ratio: int, kind: str, *, equal: bool = False, walks: bool = False
 ) -> tuple[object, ...]:
     generator, heads, dim = seeded(name), 4, 16
     table = step.table(generator)
@@ -36,9 +40,16 @@ def _make(
     blocks = None
     if kind == "makes candidates":
         blocks = torch.full((tokens, CANDIDATES), -7, dtype=torch.int32)
+    plans = None
+    if walks:
+        parts = score_bands(tokens, table.shape[1] * keys.shape[2])
+        plans = torch.full((len(parts), PROGRAMS, FIELDS), 77, dtype=torch.int32)
+        fill_walk_plan.reference(
+            step.starts(), positions, step.width, ratio, MOST, parts[0].stop, plans
+        )
     return (
         q, weights, keys, table, positions, step.starts(), step.width, ratio, within, BLOCK_ENTRIES,
-        torch.full((tokens, MOST), -7, dtype=torch.int32), blocks,
+        torch.full((tokens, MOST), -7, dtype=torch.int32), blocks, plans,
     )  # fmt: skip
 
 
@@ -63,4 +74,13 @@ select_entries_cases += [
         (1, "keeps to candidates", False),
     )
     for title in [f"lengths by {ratio} {kind}{' of equal scores' if equal else ''}"]
+]
+select_entries_cases += [
+    Case(title, partial(_make, title, step, ratio, kind, walks=True), 0.0, changed=(10, 11))
+    for name, step, ratio, kind in (
+        ("lengths", LENGTHS, 1, "alone"),
+        ("lengths", LENGTHS, 4, "makes candidates"),
+        ("drafts", STEPS["drafts"], 1, "makes candidates"),
+    )
+    for title in [f"walked {name} by {ratio} {kind}"]
 ]

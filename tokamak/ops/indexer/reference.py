@@ -30,11 +30,12 @@ def select_entries(
     block_entries: int,
     chosen: Tensor,
     blocks: Tensor | None,
+    plans: Tensor | None = None,
 ) -> None:
     """List the entries that score highest for each row, among those it may see: of equals the earlier.
 
     An entry's score is the sum over heads of weight * relu(q · key). A row at position t sees the first
-    (t + 1) // ratio entries of its request.
+    (t + 1) // ratio entries of its request. If these are no more than a list holds, all are listed, whatever they score.
 
     q: [tokens, heads, dim]; weights: [tokens, heads] float32, which may be negative. keys: [blocks, 1, block_rows,
     dim], an entry a row. block_table: [requests, blocks] int32, no wider than needed. positions: [tokens] int32.
@@ -44,7 +45,10 @@ def select_entries(
     chosen: int32 [tokens, most], written: entry numbers in order, -1 behind the last.
     blocks: int32 [tokens, candidates], written unless None: the blocks with the highest single scores in order, the
     newest one that the row sees any of always among them, -1 behind the last.
+    plans: int32 [bands, programs, 4] of `fill_walk_plan`, for kernels whose programs share the keys of a step evenly:
+    of these rows, keeping what both lists hold, in bands of `score_bands`; None lets each deal as it likes.
     """
+    del plans
     tokens = q.shape[0]
     requests = requests_of_rows(query_starts, q_width, tokens)
     entries = block_table.shape[1] * keys.shape[2]
@@ -57,10 +61,12 @@ def select_entries(
         if within is not None:
             seen = seen & _is_within(within[band], block_entries, entries)
         scores = torch.where(seen, scores, float("-inf"))
-        chosen[band] = _highest(scores, chosen.shape[1])
+        chosen[band] = _highest(_or_all(scores, seen, visible, chosen.shape[1]), chosen.shape[1])
         if blocks is not None:
             best = _best_of_blocks(scores, visible, block_entries)
-            blocks[band] = _highest(best, blocks.shape[1])
+            visible = (visible + (block_entries - 1)) // block_entries
+            seen = at[: best.shape[1]] < visible.unsqueeze(1)
+            blocks[band] = _highest(_or_all(best, seen, visible, blocks.shape[1]), blocks.shape[1])
 
 
 def _scores(
@@ -99,6 +105,11 @@ def _best_of_blocks(scores: Tensor, visible: Tensor, block_entries: int) -> Tens
     newest = (visible - 1).div(block_entries, rounding_mode="floor").unsqueeze(1)
     is_newest = torch.arange(count, device=scores.device) == newest
     return torch.where(is_newest, float("inf"), best)
+
+
+def _or_all(scores: Tensor, seen: Tensor, visible: Tensor, most: int) -> Tensor:
+    """The scores, but those of rows that take all they see are equal and finite. seen: bool [rows, numbers]."""
+    return torch.where(seen & (visible <= most).unsqueeze(1), 0.0, scores)
 
 
 def _highest(scores: Tensor, most: int) -> Tensor:

@@ -1,6 +1,6 @@
-"""The indexer in Triton: scores of a band of rows to memory (`triton_scores.py`), then its best (`triton_select.py`).
+"""The indexer in Triton: scores of a band of rows to memory, then its best (`triton_select.py`).
 
-No tensor holds all rows and all keys of a long context, no number is read to the host, and what is launched depends on
+Decode steps are scored by a plan (`triton_walk.py`), others by tiles (`triton_scores.py`). No tensor holds all rows and all keys of a long context, no number is read to the host, and what is launched depends on
 sizes alone.
 """
 
@@ -12,15 +12,14 @@ from torch import Tensor
 from tokamak.ops.indexer.reference import select_entries
 from tokamak.ops.indexer.triton_scores import score_band
 from tokamak.ops.indexer.triton_select import SelectForm, Source, best_of_blocks, select
+from tokamak.ops.indexer.triton_walk import score_walk
 from tokamak.ops.paged_attention.triton_decode import processors_of
-from tokamak.ops.paged_rows import bands
 from tokamak.ops.triton_facts import fits
+from tokamak.ops.walk_plan.sizes import score_bands, score_width
 
 CHUNK = 8192
 """Scores a program looks at where there are fewer rows than multiprocessors."""
 TILE = 1024
-PIECE = 16
-"""Rows of scores begin at multiples of so many, to be written in whole pieces."""
 SHARED_READS = 16
 """How many times the keys of a row's own list a prompt's row may score, as its rows share their reading."""
 
@@ -44,6 +43,7 @@ def triton_select_entries(
     block_entries: int,
     chosen: Tensor,
     blocks: Tensor | None,
+    plans: Tensor | None = None,
 ) -> None:
     """List the entries that score highest for each row, among those it may see: of equals the earlier."""
     if within is not None and blocks is not None:
@@ -55,7 +55,7 @@ def triton_select_entries(
         return
     select_in_form(
         q, weights, keys, block_table, positions, query_starts, q_width, ratio, within, block_entries, chosen,
-        blocks, choose_form(q.shape[0], q.device),
+        blocks, choose_form(q.shape[0], q.device), plans=plans,
     )  # fmt: skip
 
 
@@ -74,6 +74,7 @@ def select_in_form(
     blocks: Tensor | None,
     form: SelectForm,
     shared_reads: int = SHARED_READS,
+    plans: Tensor | None = None,
 ) -> None:
     """Select in a form; other arguments as of the op `select_entries`, whose blocks in `within` come in order."""
     assert within is None or blocks is None, "a layer makes candidates or keeps to them"
@@ -97,17 +98,25 @@ def select_in_form(
         if length * (1 if q_width else shared_reads) < columns:
             listed, columns = within, length
     count = -(-columns // block_entries)
-    width = -(-columns // PIECE) * PIECE
-    parts = bands(q.shape[0], width)
+    parts = score_bands(q.shape[0], columns)
     height = parts[0].stop
-    scores = torch.empty((height, width), dtype=torch.float32, device=q.device)
+    if plans is not None:
+        assert listed is None, "lists of rows have no keys to share"
+        assert len(parts) <= plans.shape[0], f"{len(parts)} bands, plans of {plans.shape[0]}"
+    scores = torch.empty((height, score_width(columns)), dtype=torch.float32, device=q.device)
     best = torch.empty(
         (height, count if blocks is not None else 0), dtype=torch.float32, device=q.device
     )
-    for band in parts:
-        score_band(
-            q, weights, keys, block_table, positions, query_starts, q_width, ratio, listed, block_entries, band, scores
-        )  # fmt: skip
+    for number, band in enumerate(parts):
+        if plans is not None:
+            score_walk(
+                plans[number], q, weights, keys, block_table, positions, query_starts, q_width, ratio, band, scores
+            )  # fmt: skip
+        else:
+            score_band(
+                q, weights, keys, block_table, positions, query_starts, q_width, ratio, listed, block_entries, band,
+                scores,
+            )  # fmt: skip
         at = positions[band]
         whole = Source(
             scores[:, :columns], None if within is None else within[band], at, ratio, 1,

@@ -29,7 +29,8 @@ class Source:
 
     scores: float32 [rows, columns]. lists: None where a column is a number, else int32 [rows, lists] of numbers of
     blocks of `block` numbers in order, -1 none; their scores lie one after the other, or with `by_number` each in the
-    column of its number. Rows see the first cdiv((position + 1) // ratio, per) numbers.
+    column of its number. Rows see the first cdiv((position + 1) // ratio, per) numbers; of a row that takes all it sees no
+    score is read.
     """
 
     scores: Tensor
@@ -57,7 +58,9 @@ class SelectForm:
 
 
 @triton.jit
-def _at(slots, scores_ptr, list_ptr, visible, end, BLOCK: tl.constexpr, BY_NUMBER: tl.constexpr):
+def _at(
+    slots, scores_ptr, list_ptr, visible, end, scored, BLOCK: tl.constexpr, BY_NUMBER: tl.constexpr
+):
     """Keys that sort like the scores (int64, below 2 to 32), the scores, their numbers, and which there are."""
     numbers = slots
     seen = slots < end
@@ -66,7 +69,7 @@ def _at(slots, scores_ptr, list_ptr, visible, end, BLOCK: tl.constexpr, BY_NUMBE
         numbers = blocks * BLOCK + slots % BLOCK
         seen = (blocks >= 0) & (numbers < visible)
     columns = numbers if BY_NUMBER else slots
-    scores = tl.load(scores_ptr + columns, mask=seen, other=float("-inf"))
+    scores = tl.load(scores_ptr + columns, mask=seen & scored, other=0.0)
     # The two zeros are equal.
     bits = tl.where(scores == 0.0, 0.0, scores).to(tl.int32, bitcast=True)
     ordered = tl.where(bits < 0, bits ^ 0x7FFFFFFF, bits).to(tl.int64) + 0x80000000
@@ -103,20 +106,21 @@ def _select_kernel(
         list_ptr += row * stride_list_row
         end = listed
     end = tl.minimum(end, begin + chunk)
+    scored = visible > most
     scores_ptr += row * stride_scores_row
     out = out_ptr + row * stride_out_row + part.to(tl.int64) * most
 
     # All are above this one, and none is equal.
     least = begin.to(tl.int64) * 0 - 1
     equals = begin * 0
-    if end - begin > most:
+    if scored & (end - begin > most):
         least += 1
         equals = most + 0
         for byte in tl.static_range(4):
             counts = tl.zeros([BINS], tl.int32)
             for first in range(begin, end, TILE):
                 keys, _, _, seen = _at(
-                    first + in_tile, scores_ptr, list_ptr, visible, end, BLOCK, BY_NUMBER
+                    first + in_tile, scores_ptr, list_ptr, visible, end, scored, BLOCK, BY_NUMBER
                 )
                 alike = seen & ((keys >> (32 - 8 * byte)) == least)
                 digits = ((keys >> (24 - 8 * byte)) & 0xFF).to(tl.int32)
@@ -132,7 +136,7 @@ def _select_kernel(
     passed = begin * 0
     for first in range(begin, end, TILE):
         keys, scores, numbers, seen = _at(
-            first + in_tile, scores_ptr, list_ptr, visible, end, BLOCK, BY_NUMBER
+            first + in_tile, scores_ptr, list_ptr, visible, end, scored, BLOCK, BY_NUMBER
         )
         equal = (seen & (keys == least)).to(tl.int32)
         early = (equal > 0) & (passed + tl.cumsum(equal, axis=0) <= equals)

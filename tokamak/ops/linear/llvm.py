@@ -20,8 +20,9 @@ from tokamak.core.weight import GROUP_COLUMNS, Weight
 from tokamak.device.facts import DeviceFacts
 from tokamak.ops.jit.available import fits
 from tokamak.ops.jit.compiler import KernelSource, Library
-from tokamak.ops.jit.language import Kernel, Num
+from tokamak.ops.jit.language import Kernel
 from tokamak.ops.jit.torch_kinds import fresh, rows_of
+from tokamak.ops.jit.values import Num
 from tokamak.ops.linear import panels
 from tokamak.ops.linear.forms import FORMS, Form
 from tokamak.ops.linear.panels import (

@@ -19,8 +19,9 @@ from tokamak.core.weight import GROUP_COLUMNS, GroupedWeight, Weight
 from tokamak.device.facts import DeviceFacts
 from tokamak.ops.jit.available import fits
 from tokamak.ops.jit.compiler import KernelSource, Library, threads_for
-from tokamak.ops.jit.language import I16, I32, Kernel, Num, Pointer
+from tokamak.ops.jit.language import Kernel
 from tokamak.ops.jit.torch_kinds import fresh, rows_of
+from tokamak.ops.jit.values import I16, I32, Num, Pointer
 from tokamak.ops.linear import panels
 from tokamak.ops.linear.forms import FORMS, Form
 from tokamak.ops.linear.llvm import Kernels

@@ -15,8 +15,9 @@ import torch
 from torch import Tensor
 
 from tokamak.core.weight import DenseWeight, PackedWeight, ScaledWeight, Weight
-from tokamak.ops.jit.language import Kernel, Num, Pointer
+from tokamak.ops.jit.language import Kernel
 from tokamak.ops.jit.objects import host
+from tokamak.ops.jit.values import Num, Pointer
 
 PANEL_VECTORS = 4
 FEW_ROWS = 4

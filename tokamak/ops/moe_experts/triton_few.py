@@ -1,4 +1,4 @@
-# pyright: reportArgumentType=false, reportCallIssue=false
+# pyright: reportArgumentType=false, reportCallIssue=false, reportGeneralTypeIssues=false
 """Experts of few rows in Triton: a program per pair of row and expert and tile of features, products without tensor cores.
 
 Two launches: gate and up with their activation, then down with the weighted sum over a row's experts in order.
@@ -16,7 +16,7 @@ from torch import Tensor
 
 from tokamak.ops.activation.triton_gated import gated
 from tokamak.ops.moe_experts.matrix import ExpertMatrix, as_multiplied
-from tokamak.ops.moe_experts.triton_weights import load_packed
+from tokamak.ops.moe_experts.triton_weights import expert_matrix, features_of_program, load_packed
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,12 +88,11 @@ def _few_gate_up_kernel(
 ):
     pair = tl.program_id(1).to(tl.int64)
     expert = tl.load(ids_ptr + pair).to(tl.int64)
-    features = tl.program_id(0) * FEATURES + tl.arange(0, FEATURES)
+    features, read = features_of_program(INNER, FEATURES)
     kept = features < INNER
-    read = tl.minimum(features, INNER - 1)
-    BYTE_COLUMNS: tl.constexpr = 1 + PACKED
-    gate_ptr = gate_up_ptr + expert * (2 * INNER * WIDTH // BYTE_COLUMNS)
-    expert_scales_ptr = scales_ptr + expert * EXPERT_SCALES
+    gate_ptr, expert_scales_ptr = expert_matrix(
+        gate_up_ptr, scales_ptr, expert, 2 * INNER * WIDTH, PACKED, EXPERT_SCALES
+    )
     row_scales_ptr = x_scales_ptr + pair // CHOSEN * ((WIDTH + GROUP - 1) // GROUP)
     row_ptr = x_ptr + pair // CHOSEN * stride_x_row
     gates = tl.zeros([FEATURES, INPUTS], tl.float32)
@@ -147,30 +146,29 @@ def _few_down_kernel(
     EXPERT_SCALES: tl.constexpr,
 ):
     row = tl.program_id(1).to(tl.int64)
-    features = tl.program_id(0) * FEATURES + tl.arange(0, FEATURES)
+    features, read = features_of_program(WIDTH, FEATURES)
     kept = features < WIDTH
-    read = tl.minimum(features, WIDTH - 1)
     GROUPS: tl.constexpr = (INNER + GROUP - 1) // GROUP
     total = tl.zeros([FEATURES, INPUTS], tl.float32)
     for slot in tl.static_range(CHOSEN):
         pair = row * CHOSEN + slot
         expert = tl.load(ids_ptr + pair).to(tl.int64)
         share = tl.load(weights_ptr + pair) if LIMIT == 0.0 else 1.0
+        matrix_ptr, expert_scales_ptr = expert_matrix(
+            down_ptr, scales_ptr, expert, WIDTH * INNER, PACKED, EXPERT_SCALES
+        )
         for start in tl.static_range(0, INNER, INPUTS):
             inputs = start + tl.arange(0, INPUTS)
             at = features[:, None] * INNER + inputs[None, :]
             inside = kept[:, None] & (inputs < INNER)[None, :]
             if PACKED:
-                weight = load_packed(
-                    down_ptr + expert * (WIDTH * INNER // 2), scales_ptr + expert * EXPERT_SCALES,
-                    read, start, INNER, INPUTS,
-                )  # fmt: skip
+                weight = load_packed(matrix_ptr, expert_scales_ptr, read, start, INNER, INPUTS)
             else:
-                weight = tl.load(down_ptr + expert * (WIDTH * INNER) + at, mask=inside, other=0.0)
+                weight = tl.load(matrix_ptr + at, mask=inside, other=0.0)
             hidden_ptrs = hidden_ptr + pair * INNER + inputs
             hidden = tl.load(hidden_ptrs, mask=inputs < INNER, other=0.0).to(tl.float32)
             total += _products(
-                weight, hidden * share, hidden_scales_ptr + pair * GROUPS, scales_ptr + expert * EXPERT_SCALES,
+                weight, hidden * share, hidden_scales_ptr + pair * GROUPS, expert_scales_ptr,
                 read, start, INNER, FEATURES, INPUTS, SCALED, BLOCK_ROWS, BLOCK_COLUMNS, GROUP,
             )  # fmt: skip
     tl.store(out_ptr + row * WIDTH + features, tl.sum(total, axis=1), mask=kept)

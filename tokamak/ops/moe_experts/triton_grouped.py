@@ -1,9 +1,9 @@
-# pyright: reportArgumentType=false, reportCallIssue=false
+# pyright: reportArgumentType=false, reportCallIssue=false, reportGeneralTypeIssues=false
 """Experts of many rows in Triton: pairs of row and expert in the order of their experts, then products by tiles of pairs.
 
-Four launches: group (a program per expert), gate and up with their activation, down (a program per tile of pairs and
-tile of features), and the sum over a row's experts in order. Grids hold for any choice of experts: a slot of the
-table without a tile is left at once. Nothing is added up by several programs, so results repeat bit by bit.
+Four launches: pairs are grouped (`triton_pairs.py`), gate and up with their activation, down (a program per tile of
+pairs and tile of features), and the sum over a row's experts. Nothing is added up by several programs, so results repeat
+bit by bit.
 """
 
 from __future__ import annotations
@@ -17,15 +17,9 @@ from torch import Tensor
 
 from tokamak.ops.activation.triton_gated import gated
 from tokamak.ops.moe_experts.matrix import ExpertMatrix, as_multiplied
-from tokamak.ops.moe_experts.triton_weights import load_packed
-
-FEW_GROUP_PAIRS, MANY_GROUP_PAIRS = 1024, 4096
-"""Pairs a grouping program looks at a time: all of a decode step's, or a piece of a prefill's."""
-TABLE_FIELDS = 3
-"""Of a slot: the expert or -1, and its tile's first and the expert's last place, one past, in the order of pairs."""
-SLOTS_AT_ONCE = 32
-SUM_FEATURES = 1024
-SUM_WARPS = 4
+from tokamak.ops.moe_experts.triton_pairs import group_pairs, sum_parts
+from tokamak.ops.moe_experts.triton_weights import expert_matrix, features_of_program, load_packed
+from tokamak.ops.quant_linear.triton_scales import scale_rows
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,47 +90,26 @@ def tiles_for(pairs: int, experts: int, dtype: torch.dtype) -> GroupedTiles:
     return replace(tiles, gate_up=gate_up, down=down)
 
 
-@triton.jit(do_not_specialize=["pairs"])
-def _group_kernel(
-    ids_ptr,
-    order_ptr,
-    table_ptr,
-    pairs,
-    PAIRS: tl.constexpr,
-    TILE_PAIRS: tl.constexpr,
-    SLOTS: tl.constexpr,
-):
-    expert = tl.program_id(0)
-    before, count, start = expert * 0, expert * 0, expert * 0
-    while start < pairs:
-        at = start + tl.arange(0, PAIRS)
-        ids = tl.load(ids_ptr + at, mask=at < pairs, other=0x7FFFFFFF)
-        before += tl.sum((ids < expert).to(tl.int32), axis=0)
-        count += tl.sum((ids == expert).to(tl.int32), axis=0)
-        start += PAIRS
+@triton.jit
+def _pairs_of(order_ptr, slot_ptr, PAIRS: tl.constexpr):
+    """A slot's places in the order of pairs, one past its last, and the places and pairs it reads.
 
-    place, start = before, expert * 0
-    while start < pairs:
-        at = start + tl.arange(0, PAIRS)
-        ids = tl.load(ids_ptr + at, mask=at < pairs, other=0x7FFFFFFF)
-        mine = (ids == expert).to(tl.int32)
-        tl.store(order_ptr + place + tl.cumsum(mine, axis=0) - mine, at, mask=mine > 0)
-        place += tl.sum(mine, axis=0)
-        start += PAIRS
+    Beyond the last pair the last is computed again, and not stored.
+    """
+    first, last = tl.load(slot_ptr + 1), tl.load(slot_ptr + 2)
+    places = first + tl.arange(0, PAIRS)
+    known = tl.minimum(places, last - 1)
+    return places, last, known, tl.load(order_ptr + known)
 
-    # Every expert has as many slots as its pairs fill from wherever they begin, plus one: never fewer than its
-    # tiles, and known without the tiles of others.
-    first_slot = before // TILE_PAIRS + expert
-    last_slot = (before + count) // TILE_PAIRS + expert + 1
-    last, start = before + count, first_slot
-    while start < last_slot:
-        slots = start + tl.arange(0, SLOTS)
-        first = before + (slots - first_slot) * TILE_PAIRS
-        fields_ptr = table_ptr + slots * 3
-        tl.store(fields_ptr, tl.where(first < last, expert, -1), mask=slots < last_slot)
-        tl.store(fields_ptr + 1, first, mask=slots < last_slot)
-        tl.store(fields_ptr + 2, tl.zeros([SLOTS], tl.int32) + last, mask=slots < last_slot)
-        start += SLOTS
+
+@triton.jit
+def _no_total(PAIRS: tl.constexpr, FEATURES: tl.constexpr, TURNED: tl.constexpr):
+    """A total of no products: [PAIRS, FEATURES], or turned."""
+    if TURNED:
+        total = tl.zeros([FEATURES, PAIRS], tl.float32)
+    else:
+        total = tl.zeros([PAIRS, FEATURES], tl.float32)
+    return total
 
 
 @triton.jit
@@ -185,33 +158,23 @@ def _grouped_gate_up_kernel(
     GROUP: tl.constexpr,
     EXPERT_SCALES: tl.constexpr,
 ):
-    SCALE_COLUMNS: tl.constexpr = (WIDTH + BLOCK_COLUMNS - 1) // BLOCK_COLUMNS
     GROUPS: tl.constexpr = (WIDTH + GROUP - 1) // GROUP
     slot_ptr = table_ptr + tl.program_id(1) * 3
     expert = tl.load(slot_ptr).to(tl.int64)
     if expert < 0:
         return
-    first, last = tl.load(slot_ptr + 1), tl.load(slot_ptr + 2)
-    places = first + tl.arange(0, PAIRS)
-    # Beyond the last pair the last is computed again, and not stored; so are features beyond the last.
-    pairs = tl.load(order_ptr + tl.minimum(places, last - 1))
-    features = tl.program_id(0) * FEATURES + tl.arange(0, FEATURES)
-    read = tl.minimum(features, INNER - 1)
+    places, last, _, pairs = _pairs_of(order_ptr, slot_ptr, PAIRS)
+    features, read = features_of_program(INNER, FEATURES)
     inputs = tl.arange(0, INPUTS)
     x_ptrs = x_ptr + (pairs // CHOSEN).to(tl.int64)[:, None] * stride_x_row + inputs[None, :]
-    BYTE_COLUMNS: tl.constexpr = 1 + PACKED
-    gate_up_ptr += expert * (2 * INNER * WIDTH // BYTE_COLUMNS)
+    gate_up_ptr, scales_ptr = expert_matrix(
+        gate_up_ptr, scales_ptr, expert, 2 * INNER * WIDTH, PACKED, EXPERT_SCALES
+    )
     gate_ptrs = gate_up_ptr + read[:, None] * WIDTH + inputs[None, :]
     up_ptrs = gate_ptrs + INNER * WIDTH
-    if TURNED:
-        gate = tl.zeros([FEATURES, PAIRS], tl.float32)
-        up = tl.zeros([FEATURES, PAIRS], tl.float32)
-    else:
-        gate = tl.zeros([PAIRS, FEATURES], tl.float32)
-        up = tl.zeros([PAIRS, FEATURES], tl.float32)
-    scales_ptr += expert * EXPERT_SCALES
-    gate_scale_ptrs = scales_ptr + read // BLOCK_ROWS * SCALE_COLUMNS
-    up_scale_ptrs = scales_ptr + (INNER + read) // BLOCK_ROWS * SCALE_COLUMNS
+    gate, up = _no_total(PAIRS, FEATURES, TURNED), _no_total(PAIRS, FEATURES, TURNED)
+    gate_scale_ptrs = scale_rows(scales_ptr, read, WIDTH, BLOCK_ROWS, BLOCK_COLUMNS)
+    up_scale_ptrs = scale_rows(scales_ptr, INNER + read, WIDTH, BLOCK_ROWS, BLOCK_COLUMNS)
     x_scale_ptrs = x_scales_ptr + (pairs // CHOSEN).to(tl.int64) * GROUPS
     for start in range(0, WIDTH, INPUTS):
         inside = (start + inputs < WIDTH)[None, :]
@@ -269,29 +232,21 @@ def _grouped_down_kernel(
     GROUP: tl.constexpr,
     EXPERT_SCALES: tl.constexpr,
 ):
-    SCALE_COLUMNS: tl.constexpr = (INNER + BLOCK_COLUMNS - 1) // BLOCK_COLUMNS
     GROUPS: tl.constexpr = (INNER + GROUP - 1) // GROUP
     slot_ptr = table_ptr + tl.program_id(1) * 3
     expert = tl.load(slot_ptr).to(tl.int64)
     if expert < 0:
         return
-    first, last = tl.load(slot_ptr + 1), tl.load(slot_ptr + 2)
-    places = first + tl.arange(0, PAIRS)
-    known = tl.minimum(places, last - 1)
-    pairs = tl.load(order_ptr + known)
-    features = tl.program_id(0) * FEATURES + tl.arange(0, FEATURES)
-    read = tl.minimum(features, WIDTH - 1)
+    places, last, known, pairs = _pairs_of(order_ptr, slot_ptr, PAIRS)
+    features, read = features_of_program(WIDTH, FEATURES)
     inputs = tl.arange(0, INPUTS)
     hidden_ptrs = hidden_ptr + known.to(tl.int64)[:, None] * INNER + inputs[None, :]
-    BYTE_COLUMNS: tl.constexpr = 1 + PACKED
-    down_ptr += expert * (WIDTH * INNER // BYTE_COLUMNS)
+    down_ptr, scales_ptr = expert_matrix(
+        down_ptr, scales_ptr, expert, WIDTH * INNER, PACKED, EXPERT_SCALES
+    )
     down_ptrs = down_ptr + read[:, None] * INNER + inputs[None, :]
-    if TURNED:
-        mixed = tl.zeros([FEATURES, PAIRS], tl.float32)
-    else:
-        mixed = tl.zeros([PAIRS, FEATURES], tl.float32)
-    scales_ptr += expert * EXPERT_SCALES
-    scale_ptrs = scales_ptr + read // BLOCK_ROWS * SCALE_COLUMNS
+    mixed = _no_total(PAIRS, FEATURES, TURNED)
+    scale_ptrs = scale_rows(scales_ptr, read, INNER, BLOCK_ROWS, BLOCK_COLUMNS)
     hidden_scale_ptrs = hidden_scales_ptr + known.to(tl.int64) * GROUPS
     for start in range(0, INNER, INPUTS):
         inside = (start + inputs < INNER)[None, :]
@@ -320,20 +275,6 @@ def _grouped_down_kernel(
     tl.store(parts_ptrs, mixed, mask=stored)
 
 
-@triton.jit
-def _sum_kernel(
-    parts_ptr, out_ptr, CHOSEN: tl.constexpr, WIDTH: tl.constexpr, FEATURES: tl.constexpr
-):
-    row = tl.program_id(0).to(tl.int64)
-    features = tl.program_id(1) * FEATURES + tl.arange(0, FEATURES)
-    inside = features < WIDTH
-    total = tl.zeros([FEATURES], tl.float32)
-    for slot in tl.static_range(CHOSEN):
-        part_ptrs = parts_ptr + (row * CHOSEN + slot) * WIDTH + features
-        total += tl.load(part_ptrs, mask=inside, other=0.0).to(tl.float32)
-    tl.store(out_ptr + row * WIDTH + features, total, mask=inside)
-
-
 def grouped_experts(
     x: Tensor,
     ids: Tensor,
@@ -355,25 +296,6 @@ def grouped_experts(
     )
     parts = pass_down(hidden, weights, down, order, table, tiles.pairs, tiles.down, limit)
     return sum_parts(parts, ids.shape[1])
-
-
-def group_pairs(ids: Tensor, experts: int, tile_pairs: int) -> tuple[Tensor, Tensor]:
-    """Bring pairs into the order of their experts, and cut that into tiles of one expert.
-
-    ids: int32 [rows, chosen]. Returns the pairs in order, int32 [pairs], and a table of tiles, int32
-    [slots, TABLE_FIELDS].
-    """
-    pairs = ids.numel()
-    order = torch.empty(pairs, dtype=torch.int32, device=ids.device)
-    slots = pairs // tile_pairs + experts
-    table = torch.empty((slots, TABLE_FIELDS), dtype=torch.int32, device=ids.device)
-    few = pairs <= FEW_GROUP_PAIRS
-    _group_kernel[(experts,)](
-        ids, order, table, pairs,
-        PAIRS=FEW_GROUP_PAIRS if few else MANY_GROUP_PAIRS, TILE_PAIRS=tile_pairs,
-        SLOTS=SLOTS_AT_ONCE, num_warps=4 if few else 8,
-    )  # fmt: skip
-    return order, table
 
 
 def pass_gate_up(
@@ -427,15 +349,3 @@ def pass_down(
 def _inputs(tile: Tile, matrix: ExpertMatrix) -> int:
     """Columns a program multiplies at a time: of 8-bit numbers no more than share a scale."""
     return tile.inputs if matrix.blocks is None else min(tile.inputs, matrix.group)
-
-
-def sum_parts(parts: Tensor, chosen: int) -> Tensor:
-    """The sum over each row's experts, in float32: [pairs, width] to [rows, width]."""
-    pairs, width = parts.shape
-    rows = pairs // chosen
-    out = torch.empty((rows, width), dtype=parts.dtype, device=parts.device)
-    features = min(SUM_FEATURES, triton.next_power_of_2(width))
-    _sum_kernel[(rows, triton.cdiv(width, features))](
-        parts, out, CHOSEN=chosen, WIDTH=width, FEATURES=features, num_warps=SUM_WARPS
-    )
-    return out

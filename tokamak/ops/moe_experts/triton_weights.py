@@ -1,5 +1,5 @@
 # pyright: reportArgumentType=false, reportCallIssue=false
-"""4-bit weights of experts in registers, for few rows and for many."""
+"""Where the weights of a program's expert and features lie, and those of 4 bits in registers, for few rows and for many."""
 
 from __future__ import annotations
 
@@ -30,3 +30,24 @@ def load_packed(
     grouped = tl.reshape(numbers, [rows.shape[0], INPUTS // GROUP, GROUP])
     factors = float_of_ue8m0(scales)
     return tl.reshape(grouped * factors[:, :, None], [rows.shape[0], INPUTS])
+
+
+@triton.jit
+def expert_matrix(
+    values_ptr,
+    scales_ptr,
+    expert,
+    NUMBERS: tl.constexpr,
+    PACKED: tl.constexpr,
+    EXPERT_SCALES: tl.constexpr,
+):
+    """Where the matrix and the scales of an expert begin, of so many numbers each; PACKED: two lie in a byte."""
+    BYTE_NUMBERS: tl.constexpr = 1 + PACKED
+    return values_ptr + expert * (NUMBERS // BYTE_NUMBERS), scales_ptr + expert * EXPERT_SCALES
+
+
+@triton.jit
+def features_of_program(COUNT: tl.constexpr, FEATURES: tl.constexpr):
+    """The features that a program computes, and those it reads: beyond the last the last once more, not to be stored."""
+    features = tl.program_id(0) * FEATURES + tl.arange(0, FEATURES)
+    return features, tl.minimum(features, COUNT - 1)

@@ -11,8 +11,9 @@ from torch import Tensor
 
 from tokamak.ops.jit.available import fits
 from tokamak.ops.jit.compiler import KernelSource, Library, float_bits, threads_for
-from tokamak.ops.jit.language import Kernel, Num, Pointer
+from tokamak.ops.jit.language import Kernel
 from tokamak.ops.jit.torch_kinds import KINDS, fresh, rows_of
+from tokamak.ops.jit.values import Num, Pointer
 from tokamak.ops.norm.reference import add_residual, add_rms_norm, rms_norm
 
 X, X_STRIDE, RESIDUAL, WEIGHT, OUT, ROWS, WIDTH, EPS = range(8)

@@ -16,6 +16,7 @@ import triton.language as tl
 from torch import Tensor
 
 from tokamak.ops.quant_linear.reference import ScaleBlocks
+from tokamak.ops.quant_linear.triton_scales import scale_rows
 
 FEW_ROWS = 64
 LEAST_ROWS = 8
@@ -65,7 +66,7 @@ def _one_row_kernel(
     cols = tl.arange(0, TILE_COLUMNS)
     lanes = tl.arange(0, LANES) * LANE
     code_ptrs = codes_ptr + known.to(tl.int64)[:, None] * COLUMNS + cols[None, :]
-    scale_ptrs = scales_ptr + (known // BLOCK_ROWS)[:, None] * SCALE_COLUMNS
+    scale_ptrs = scale_rows(scales_ptr, known[:, None], COLUMNS, BLOCK_ROWS, BLOCK_COLUMNS)
     total = tl.zeros([FEATURES, LANES], tl.float32)
     for begin in tl.static_range(0, COLUMNS, TILE_COLUMNS):
         inside = begin + cols < COLUMNS
@@ -103,7 +104,6 @@ def _few_rows_kernel(
 ):
     GROUPS: tl.constexpr = (COLUMNS + GROUP - 1) // GROUP
     EACH: tl.constexpr = (GROUPS + SPLITS - 1) // SPLITS
-    SCALE_COLUMNS: tl.constexpr = (COLUMNS + BLOCK_COLUMNS - 1) // BLOCK_COLUMNS
     feature = tl.program_id(0) * FEATURES + tl.arange(0, FEATURES)
     row = tl.arange(0, ROWS)
     # Beyond the last row and feature the last is taken once more, and not stored.
@@ -112,7 +112,7 @@ def _few_rows_kernel(
     x_ptrs = x_ptr + known_row[None, :] * COLUMNS + cols[:, None]
     code_ptrs = codes_ptr + known.to(tl.int64)[:, None] * COLUMNS + cols[None, :]
     row_scale_ptrs = row_scales_ptr + known_row * GROUPS
-    scale_ptrs = scales_ptr + known // BLOCK_ROWS * SCALE_COLUMNS
+    scale_ptrs = scale_rows(scales_ptr, known, COLUMNS, BLOCK_ROWS, BLOCK_COLUMNS)
     total = tl.zeros([FEATURES, ROWS], tl.float32)
     first = tl.program_id(1) * EACH
     x_ptrs += first * GROUP

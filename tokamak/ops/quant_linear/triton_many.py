@@ -10,6 +10,7 @@ import triton.language as tl
 from torch import Tensor
 
 from tokamak.ops.quant_linear.reference import ScaleBlocks
+from tokamak.ops.quant_linear.triton_scales import scale_rows
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +45,6 @@ def _many_kernel(
     TOGETHER: tl.constexpr,
 ):
     GROUPS: tl.constexpr = (COLUMNS + GROUP - 1) // GROUP
-    SCALE_COLUMNS: tl.constexpr = (COLUMNS + BLOCK_COLUMNS - 1) // BLOCK_COLUMNS
     row_tiles, feature_tiles = tl.cdiv(rows, ROWS), tl.cdiv(features, FEATURES)
     place = tl.program_id(0)
     first = place // (TOGETHER * feature_tiles) * TOGETHER
@@ -59,7 +59,7 @@ def _many_kernel(
     x_ptrs = x_ptr + known_row[:, None] * COLUMNS + cols[None, :]
     code_ptrs = codes_ptr + known.to(tl.int64)[:, None] * COLUMNS + cols[None, :]
     row_scale_ptrs = row_scales_ptr + known_row * GROUPS
-    scale_ptrs = scales_ptr + known // BLOCK_ROWS * SCALE_COLUMNS
+    scale_ptrs = scale_rows(scales_ptr, known, COLUMNS, BLOCK_ROWS, BLOCK_COLUMNS)
     total = tl.zeros([ROWS, FEATURES], tl.float32)
     for at in range(GROUPS):
         if COLUMNS % GROUP == 0:
@@ -71,11 +71,10 @@ def _many_kernel(
         row_scale = tl.load(row_scale_ptrs + at)
         if BLOCK_ROWS % FEATURES == 0:
             # One block holds all features of the tile.
-            tile_scale = tl.load(
-                scales_ptr
-                + within // high * FEATURES // BLOCK_ROWS * SCALE_COLUMNS
-                + at * GROUP // BLOCK_COLUMNS
+            tile_ptr = scale_rows(
+                scales_ptr, within // high * FEATURES, COLUMNS, BLOCK_ROWS, BLOCK_COLUMNS
             )
+            tile_scale = tl.load(tile_ptr + at * GROUP // BLOCK_COLUMNS)
             factor = (row_scale * tile_scale)[:, None]
         else:
             factor = row_scale[:, None] * tl.load(scale_ptrs + at * GROUP // BLOCK_COLUMNS)[None, :]

@@ -11,8 +11,9 @@ from torch import Tensor
 
 from tokamak.ops.jit.available import fits
 from tokamak.ops.jit.compiler import KernelSource, Library, threads_for
-from tokamak.ops.jit.language import Kernel, Num
+from tokamak.ops.jit.language import Kernel
 from tokamak.ops.jit.torch_kinds import rows_of
+from tokamak.ops.jit.values import Num
 from tokamak.ops.sample.reference import BLOCK_TOKENS, token_weights
 
 SCORES, STRIDE, PEAKS, INVERSES, WEIGHTS, SUMS, ROWS, VOCAB, BLOCKS = range(9)

@@ -12,16 +12,9 @@ from pydantic_core import PydanticCustomError
 from tokamak.core.generation import Alternative, TokenLogprob
 from tokamak.core.request import MAX_LOGPROBS, SamplingParams
 from tokamak.errors import RequestError
-from tokamak.server.protocol.common import (
-    AtFirstWrong,
-    Body,
-    Int64,
-    Items,
-    PromptLogprobs,
-    SamplingFields,
-    UsageBody,
-    finite,
-)
+from tokamak.server.protocol.answers import PromptLogprobs, UsageBody, finite
+from tokamak.server.protocol.common import AtFirstWrong, Body, Int64, Items
+from tokamak.server.protocol.sampling import SamplingFields
 from tokamak.server.protocol.tools import AnswerCall, CallNews, ToolCall, ToolChoice
 
 MAX_METADATA = 16

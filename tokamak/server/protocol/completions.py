@@ -9,15 +9,9 @@ import msgspec
 from tokamak.core.generation import Alternative, TokenLogprob
 from tokamak.core.request import SamplingParams
 from tokamak.errors import RequestError
-from tokamak.server.protocol.common import (
-    MAX_CHOICES,
-    Int64,
-    Items,
-    PromptLogprobs,
-    SamplingFields,
-    UsageBody,
-    finite,
-)
+from tokamak.server.protocol.answers import PromptLogprobs, UsageBody, finite
+from tokamak.server.protocol.common import Int64, Items
+from tokamak.server.protocol.sampling import MAX_CHOICES, SamplingFields
 
 DEFAULT_MAX_TOKENS = 16
 """OpenAI's: a completion without max_tokens is short."""

@@ -39,6 +39,7 @@ from tokamak.server.parsers.answer import (
     reads_special_tokens,
 )
 from tokamak.server.prompt import chat_prompt, message_text
+from tokamak.server.protocol.answers import UsageBody, prompt_logprobs_body
 from tokamak.server.protocol.chat import (
     AnswerMessage,
     ChatChoice,
@@ -50,7 +51,6 @@ from tokamak.server.protocol.chat import (
     Delta,
     chat_logprobs,
 )
-from tokamak.server.protocol.common import UsageBody, prompt_logprobs_body
 from tokamak.server.protocol.tools import answer_calls, call_news
 from tokamak.server.sse import EventStream, event
 from tokamak.server.state import server_state

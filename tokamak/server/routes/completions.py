@@ -32,7 +32,7 @@ from tokamak.server.generate import (
     run,
 )
 from tokamak.server.openapi import answers, takes
-from tokamak.server.protocol.common import UsageBody, prompt_logprobs_body
+from tokamak.server.protocol.answers import UsageBody, prompt_logprobs_body
 from tokamak.server.protocol.completions import (
     Completion,
     CompletionChoice,
