@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from tests.support.ranks import LedgerGroup, Rank
-from tests.support.shapes import DRAFTS, Recorded
+from tests.support.shapes import DRAFTS, NoGraph, Recorded
 from tokamak.core.plan import Int32s, Mode, StepPlan, StepShape
 from tokamak.runner.dummy import dummy_plan, idle_plan
 from tokamak.runner.exchange import COLUMNS, NO_DEMAND, Demand, Rows, rank_row
@@ -21,6 +21,7 @@ WIDTH = 4
 Q_WIDTH = 2
 
 TOKEN_GRAPH = Recorded(16, 32, 64, missing=(32,))
+LATE_GRAPH = NoGraph()
 REQ_GRAPH = Recorded(1, 2, 4, 8, missing=(2,))
 
 
@@ -99,7 +100,7 @@ def run_steps(rank: Rank, seed: int, steps: int, mode: type[ForwardMode]) -> lis
     """Run steps of random plans; returns (mode, why) of each, and the ledger has every collective."""
     chance = random.Random(f"{seed} of rank {rank.rank}")
     exchange = rank.exchange(timeout_s=8.0)
-    table = RunningTable(rank.ranks)
+    table, late_table = RunningTable(rank.ranks), RunningTable(rank.ranks)
     seen: list[tuple[str, str]] = []
     for seq in range(steps):
         plan = plan_of_step(kinds_of_step(seed, seq, rank.ranks)[rank.rank], chance, seq)
@@ -108,10 +109,13 @@ def run_steps(rank: Rank, seed: int, steps: int, mode: type[ForwardMode]) -> lis
             plan,
             exchange=exchange,
             table=table,
+            late_table=late_table,
             req_graph=REQ_GRAPH,
             token_graph=TOKEN_GRAPH,
+            late_graph=LATE_GRAPH,
             policy=DRAFTS,
             eager_demand=demand,
+            tail_rows=0,
         )
         seen.append((shape.mode, shape.why))
         if shape.running_requests == 0:

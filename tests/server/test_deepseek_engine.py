@@ -105,7 +105,8 @@ def test_prompts_in_chunks_with_a_prefix_in_the_cache_give_their_tokens(served, 
 
     cold, warm, again = ask(served, first), ask(served, second), ask(served, first)
 
-    assert [cached(answer) for answer in (cold, warm, again)] == [0, 48, 72]
+    # Late layers of the first prompt run from its 56th token on, and need no row before it: 48 tokens of it are reused.
+    assert [cached(answer) for answer in (cold, warm, again)] == [0, 48, 48]
     assert tokens(cold) == tokens(again) == alone(first, 8)
     assert tokens(warm) == alone(second, 8)
 

@@ -295,6 +295,7 @@ class ToyArena:
             draft_requests=0,
             why="test",
             wanted=None,
+            late=None,
         )
         return StepContext(
             shape=shape,
@@ -304,6 +305,7 @@ class ToyArena:
             layers=[self.model] * self.model.layers,
             streams=self.streams,
             pad_value=0.0,
+            late=None,
         )
 
 

@@ -75,7 +75,7 @@ def _calls(op: str) -> tuple[Callable[..., object], ...]:
 
     def attend(*arguments: Any) -> None:
         if len(arguments[0]):
-            attend_sparsely(*arguments[:13], SparseForm(2, 16, 4, 4, 1), *arguments[13:])  # pyright: ignore[reportCallIssue]
+            attend_sparsely(*arguments[:14], SparseForm(2, 16, 4, 4, 1), *arguments[14:])  # pyright: ignore[reportCallIssue]
 
     def choose(*arguments: Any) -> None:
         form, plans = arguments[12:]

@@ -38,6 +38,7 @@ def an_arena(
     max_model_len: int = 256,
     groups: tuple[CacheGroup, ...] | None = None,
     block_tokens: int = BLOCK_TOKENS,
+    max_tail: int = 0,
     site: Site | None = None,
     kind: type[InputArena] = InputArena,
     device: str = "cpu",
@@ -50,6 +51,7 @@ def an_arena(
         max_requests=max_requests,
         max_tokens=max_tokens,
         block_tokens=block_tokens,
+        max_tail=max_tail,
         site=site,
         waits=waits,
     )
@@ -112,6 +114,7 @@ def shape_of(
         cut=None,
         draft_requests=0,
         wanted=None,
+        late=None,
         uniform_rows=True,
         why="test",
     )

@@ -50,6 +50,7 @@ def settle(
     *,
     req_graph: RequestBuckets | None = None,
     token_graph: TokenBuckets | None = None,
+    late_graph: TokenBuckets | None = None,
     policy: Policy = PLAIN,
 ) -> tuple[StepShape, list[int]]:
     """The shape a rank settles on, and the running table it leaves."""
@@ -58,8 +59,10 @@ def settle(
         np.array(rows, dtype=np.int32),
         rank=rank,
         table=table,
+        late_table=RunningTable(len(rows)),
         req_graph=req_graph or NoGraph(),
         token_graph=token_graph or NoGraph(),
+        late_graph=late_graph or NoGraph(),
         policy=policy,
     )
     return shape, table.view.tolist()
@@ -72,8 +75,9 @@ def a_row(
     decode: int = 0,
     width: int = 1,
     eager: int = 0,
+    tail: int = 0,
 ) -> RankRow:
-    """What a rank tells of a step with these prefill rows (tokens each), decode rows and demands."""
+    """What a rank tells of a step with these prefill rows (tokens each), decode rows, demands and tail rows."""
     return RankRow(
         seq=1,
         has_work=int(bool(prefill or decode)),
@@ -83,5 +87,6 @@ def a_row(
         max_query=width if decode else 1,
         eager_demand=eager,
         draft_rows=finals + decode,
+        tail_rows=tail,
         config_hash=0,
     )

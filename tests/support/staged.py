@@ -22,10 +22,12 @@ from tokamak.graphs.streams import SideStreams
 from tokamak.graphs.token_graph import DecoderGraph, TokenGraph
 from tokamak.layers.attention.tail import TailBuffers, TailRows
 from tokamak.models.deepseek_v4.v4_1 import DeepseekV41
-from tokamak.runner.stages import StagedForward
+from tokamak.runner.shape import lone_late
+from tokamak.runner.stages import StagedEager, StagedForward
 
 How = Literal["eager", "eager_pad", "replay"]
 CPU = torch.device("cpu")
+REQUESTS = 8
 
 
 class StagedDriver(ModelDriver):
@@ -58,23 +60,32 @@ class StagedDriver(ModelDriver):
         self.decoder = DecoderGraph(
             "tail", ladder, backend, stages.late_regions(), streams, buffers
         )
-        self._tail_buffers = TailBuffers(
-            CPU,
-            max_tokens=most,
-            max_requests=8,
-            carried_bytes=stages.carried_bytes,
-            groups=tuple(self._groups),
-        )
-        self._forward = StagedForward(
-            stages,
-            tokens=self.tokens,
-            decoder=self.decoder,
-            buffers=self._tail_buffers,
-            eager_pad=how == "eager_pad",
-        )
         self._token_ids = torch.zeros(most, dtype=torch.int32)
         self._positions = torch.zeros(most, dtype=torch.int32)
-        self._slots = torch.zeros(most, dtype=torch.int64)
+        self._buffers = PagedBuffers(
+            block_table=torch.zeros((REQUESTS, blocks), dtype=torch.int32),
+            lengths=torch.zeros(REQUESTS, dtype=torch.int32),
+            write_slots=torch.zeros(most, dtype=torch.int64),
+            query_starts=torch.zeros(REQUESTS + 1, dtype=torch.int32),
+            block_tokens=block_tokens,
+        )
+        self._tail_rows = np.zeros(most, dtype=np.int32)
+        self._tail_starts = np.zeros(REQUESTS + 1, dtype=np.int32)
+        self._tail_first = np.zeros(REQUESTS, dtype=np.int32)
+        self._tail_buffers = TailBuffers(
+            torch.from_numpy(self._tail_rows),
+            torch.from_numpy(self._tail_starts),
+            window_starts=torch.from_numpy(self._tail_first) if stages.bounded else None,
+            groups=dict.fromkeys(self._groups, self._buffers),
+            carried_rows=most,
+            carried_bytes=stages.carried_bytes,
+        )
+        self._forward = StagedForward(
+            StagedEager(stages, self._tail_buffers),
+            tokens=self.tokens,
+            decoder=self.decoder,
+            eager_pad=how == "eager_pad",
+        )
         if how == "replay":
             self._record()
 
@@ -111,7 +122,7 @@ class StagedDriver(ModelDriver):
         tail = TailRows.of(plan, np.array(first, dtype=np.int32))
         self.late_rows += len(tail.rows)
         with torch.inference_mode():
-            hidden = self._forward.run(self._fixed(context), tail)
+            hidden = self._forward.run(self._with_tail(self._fixed(context), tail))
         if hidden is None:
             hidden = torch.zeros(sum(lens), 1)
         return dict(zip(names, hidden[: sum(lens)].clone().split(lens), strict=True))
@@ -121,16 +132,14 @@ class StagedDriver(ModelDriver):
         inputs, count = context.inputs, context.shape.running_tokens
         self._token_ids[:count] = inputs.token_ids
         self._positions[:count] = inputs.positions
-        rows = inputs.rows[self._groups[0]]
-        self._slots[:count] = rows.write_slots
-        buffers = PagedBuffers(
-            block_table=rows.block_table,
-            lengths=rows.lengths,
-            write_slots=self._slots,
-            query_starts=inputs.query_starts,
-            block_tokens=self.block_tokens,
-        )
-        view = buffers.view(len(rows.lengths), count)
+        rows, buffers = inputs.rows[self._groups[0]], self._buffers
+        requests, blocks = rows.block_table.shape
+        buffers.block_table[:requests, :blocks] = rows.block_table
+        buffers.block_table[:requests, blocks:] = 0
+        buffers.lengths[:requests] = rows.lengths
+        buffers.write_slots[:count] = rows.write_slots
+        buffers.query_starts[: requests + 1] = inputs.query_starts
+        view = buffers.view(requests, count)
         inputs = replace(
             inputs,
             token_ids=self._token_ids[:count],
@@ -139,6 +148,21 @@ class StagedDriver(ModelDriver):
         )
         mode = Mode.EAGER if self.how == "eager" else Mode.TOKEN_GRAPH
         return replace(context, inputs=inputs, shape=replace(context.shape, mode=mode))
+
+    def _with_tail(self, context: StepContext, tail: TailRows) -> StepContext:
+        """The same step with its late forward, if that has rows."""
+        real, requests = len(tail.rows), context.shape.running_requests
+        if not real:
+            return context
+        bucket = None if self.how == "eager" else self._buckets.ceil(real)
+        mode = Mode.EAGER if bucket is None else Mode.TOKEN_GRAPH
+        late = lone_late(mode, real, bucket or real)
+        tail.stage(
+            self._tail_rows[: late.running_tokens],
+            self._tail_starts[: requests + 1],
+            self._tail_first[:requests],
+        )
+        return replace(context, late=self._tail_buffers.prepare(tail, context, late))
 
     def _record(self) -> None:
         most = max(self._buckets.buckets)
@@ -155,15 +179,13 @@ class StagedDriver(ModelDriver):
                         layers=self.model.layers,
                     )
                 )
-                early = self._forward.record_early(context)
+                self._forward.record_early(context)
                 rows = np.arange(bucket, dtype=np.int32)
                 counts = np.array([bucket], dtype=np.int32)
-                tail = TailRows(rows=rows, counts=counts, inverse=rows)
-                self._tail_buffers.prepare(tail, context, bucket)
-                self._tail_buffers.hand_over(early, bucket)
+                tail = TailRows(rows=rows, counts=counts, first=0 * counts)
                 if bucket == most:
                     hidden = torch.empty((1, self._width))
                     self.decoder.open_outlets(hidden, most)
-                self._forward.record_late(bucket, context, tail)
+                self._forward.record_late(self._with_tail(context, tail))
         self._free.extend(self._blocks.pop("recorded"))
         self._known.pop("recorded")

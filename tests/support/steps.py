@@ -32,6 +32,7 @@ def a_build(
     max_model_len: int = 256,
     prefer: Mapping[str, str] | None = None,
     cache_dtype: str = "",
+    bounded_replay: bool = False,
 ) -> Build:
     """A build for this CPU, exact in float32."""
     return Build(
@@ -42,6 +43,7 @@ def a_build(
         max_model_len=max_model_len,
         prefer=prefer or {},
         cache_dtype=cache_dtype,
+        bounded_replay=bounded_replay,
     )
 
 
@@ -104,6 +106,7 @@ def a_context(
         draft_requests=0,
         why="test",
         wanted=None,
+        late=None,
     )
     inputs = _inputs(chunks, requests, tokens, block_tokens, groups)
     inputs.q_width = shape.q_width
@@ -119,6 +122,7 @@ def a_context(
         layers=layers,
         streams=SideStreams(torch.device("cpu")),
         pad_value=0.0,
+        late=None,
     )
 
 

@@ -19,7 +19,7 @@ from tokamak.core.plan import Admission, BlockGrant, Grants, StepPlan, StepResul
 from tokamak.core.request import SamplingParams
 from tokamak.device.facts import cpu_facts
 from tokamak.graphs.request_graph import ReqGraph
-from tokamak.graphs.token_graph import TokenGraph
+from tokamak.graphs.token_graph import DecoderGraph, TokenGraph
 from tokamak.layers.build import Build
 from tokamak.layers.model import Model
 from tokamak.ops.load import load_backends
@@ -91,6 +91,11 @@ class WiredRank:
         recorder = self.runner.recorder
         return recorder._tokens, recorder._requests
 
+    @property
+    def decoder(self) -> DecoderGraph:
+        """What records late layers."""
+        return self.runner.recorder._decoder
+
     def steps(self, mode: str) -> int:
         """Steps so far in a mode, such as `token_graph`."""
         return sum(t.steps for key, t in self.runner.tally.modes.items() if key == mode)
@@ -129,7 +134,8 @@ def a_rank(
 
     # On the instance: the class stays as it is.
     vars(model)["bind_caches"] = bind_and_keep
-    start = plan_start(config, group_sub_caches(model.sub_caches()), COST)
+    groups = group_sub_caches(model.sub_caches())
+    start = plan_start(config, groups, COST, stages=model.stages())
     wired = wire(
         start,
         build,
@@ -173,6 +179,8 @@ class Running:
     name: str
     slot: int
     prompt: list[int]
+    first_late: int = 0
+    """Where its prompt's tail begins; 0 where late layers run for all of it."""
     computed: int = 0
     blocks: list[int] = field(default_factory=list[int])
     output: list[int] = field(default_factory=list[int])
@@ -196,9 +204,11 @@ class Driver:
         self._blocks = list(range(1, blocks))
         self._seq = 0
 
-    def add(self, name: str, prompt: Sequence[int]) -> None:
+    def add(self, name: str, prompt: Sequence[int], *, first_late: int = 0) -> None:
         """A request that has not run yet."""
-        self.requests[name] = Running(name=name, slot=self._slots.pop(), prompt=list(prompt))
+        self.requests[name] = Running(
+            name=name, slot=self._slots.pop(), prompt=list(prompt), first_late=first_late
+        )
 
     def end(self, name: str) -> list[int]:
         """Give back what a request holds; returns its tokens."""
@@ -281,6 +291,7 @@ def _admission(request: Running) -> Admission:
         max_tokens=MODEL_TOKENS,
         stop_ids=frozenset(),
         scored_tokens=0,
+        first_late=request.first_late,
     )
 
 

@@ -22,6 +22,11 @@ class CacheGroup:
     keep_tokens: int
     late_tokens: int = 0
 
+    @property
+    def bounded(self) -> bool:
+        """Whether late rows of a cut prompt are near to what they stand for, and depend on where the prompt ends."""
+        return 0 < self.late_tokens <= self.keep_tokens
+
 
 STEPS_UNDER_WAY = 3
 """Steps whose tokens may be planned and not committed: the loop is one ahead, and one is being planned."""

@@ -56,7 +56,10 @@ class Holdings:
             pool for pool, later in zip(self.pools, self._by_chunk, strict=True) if not later
         )
         self._keep_tokens = tuple(group.keep_tokens for group in groups)
-        self._late_tokens = tuple(group.late_tokens for group in groups)
+        self._is_late = tuple(group.late_tokens > 0 for group in groups)
+        self._bounded = any(group.bounded for group in groups)
+        self._late_tokens = max(group.late_tokens for group in groups)
+        assert all(group.late_tokens in (0, self._late_tokens) for group in groups), "two tails"
         self._reuse = reuse
         self._held: dict[str, _Holding] = {}
 
@@ -79,6 +82,10 @@ class Holdings:
         limit = (request.known_tokens - 1) // self.block_tokens
         if not self._reuse or request.params.prompt_logprobs is not None:
             limit = 0
+        late = self.first_late(request)
+        if self._bounded and late:
+            # Late rows of its own begin there, and those of others are other numbers.
+            limit = min(limit, late // self.block_tokens)
         if limit == 0:
             return PrefixMatch(0, tuple(() for _ in self.pools))
         keys = self._chain(request).keys[:limit]
@@ -98,19 +105,19 @@ class Holdings:
             found.append((*[NULL_BLOCK] * first, *(block for block in ids if block is not None)))
         return PrefixMatch(blocks * self.block_tokens, tuple(found))
 
-    def first_late(self, request: Request, group: int) -> int:
-        """The first position whose rows in a group a prefill of all known tokens must write."""
+    def first_late(self, request: Request) -> int:
+        """The first position late layers run for in a prefill of all known tokens; 0 where they run for all."""
         if request.params.prompt_logprobs is not None:
             return 0
-        return first_late(request.known_tokens, self._late_tokens[group])
+        return first_late(request.known_tokens, self._late_tokens)
 
     def _unread(self, request: Request) -> list[int]:
         """By group: how long a prefix is, in blocks, of which this request reads no row there.
 
         Late layers begin behind it, with rows enough to need none before them.
         """
-        groups = range(len(self.pools))
-        return [self.first_late(request, group) // self.block_tokens for group in groups]
+        unread = self.first_late(request) // self.block_tokens
+        return [unread if is_late else 0 for is_late in self._is_late]
 
     def _first_read(self, position: int, keep_tokens: int) -> int:
         """The first block that a token at a position, or a later one, reads."""
@@ -147,16 +154,18 @@ class Holdings:
         self._chain(request)
         holding = self._held[request.request_id]
         assert not holding.blocks, f"request {request.request_id} is admitted twice"
-        for group, (pool, ids) in enumerate(zip(self.pools, match.blocks, strict=True)):
+        late = self.first_late(request)
+        # A cut prompt's first late rows see too little; the newest `keep_tokens` are right in all layers, or none is.
+        cut = late > 0 and match.cached_tokens <= late
+        for pool, ids, is_late, keep in zip(
+            self.pools, match.blocks, self._is_late, self._keep_tokens, strict=True
+        ):
             first = ids.count(NULL_BLOCK)
             pool.hold(ids[first:])
             holding.blocks.append(list(ids))
             holding.first_held.append(first)
-            late = self.first_late(request, group)
-            # A cut prompt's first late rows see too little; the newest `keep_tokens` are right in all layers.
-            cut = late > 0 and match.cached_tokens <= late
-            right = request.known_tokens - self._keep_tokens[group] if cut else 0
-            holding.first_right.append(right)
+            right = sys.maxsize if self._bounded else request.known_tokens - keep
+            holding.first_right.append(right if is_late and cut else 0)
         self._published(request, holding, match.cached_tokens // self.block_tokens)
         cached = match.cached_tokens
         grants = self._grow(request, [cached if later else tokens for later in self._by_chunk])

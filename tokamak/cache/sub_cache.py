@@ -29,5 +29,6 @@ class SubCache:
     late_tokens: int = 0
     """Of a prompt, rows of the newest so many tokens alone are written, enough for all that is read; 0 writes all.
 
-    At least `keep_tokens`: it is what the layers behind one another need to get the newest rows right.
+    More than `keep_tokens`: it is what layers behind one another need to get the newest rows right. `keep_tokens`
+    itself where windows begin at the first such row: then rows of a longer prompt are its own, and no other's.
     """

@@ -8,7 +8,7 @@ whoever was recorded reading it.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
@@ -46,6 +46,10 @@ class PagedBuffers:
     def view(self, running_requests: int, running_tokens: int) -> PagedView:
         """The prefixes that a step of this size reads."""
         return PagedView(self, running_requests, running_tokens)
+
+    def of_rows(self, write_slots: Tensor, query_starts: Tensor) -> PagedBuffers:
+        """The same requests with other token rows, which have derived tables of their own."""
+        return replace(self, write_slots=write_slots, query_starts=query_starts, _made={})
 
     def table(self, width: int) -> Tensor:
         """The buffer of a derived table: tiles of `width` [tiles, 2], or running sums (width 0) [sums].

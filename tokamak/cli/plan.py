@@ -56,6 +56,7 @@ def start_report(simulated: SimulatedStart) -> dict[str, Any]:
         "graphs": memory.graph_bytes,
         "inputs": memory.input_bytes,
         "logits": memory.logit_bytes,
+        "between_stages": memory.tail_bytes,
     }
     return {
         "model": {
@@ -80,6 +81,7 @@ def start_report(simulated: SimulatedStart) -> dict[str, Any]:
             "backend": config.graphs.backend,
             "request_sizes": list(simulated.request_ladder.buckets),
             "token_sizes": list(simulated.token_ladder.buckets),
+            "tail_sizes": list(simulated.late_ladder.buckets),
             "off": simulated.off,
             "pools": config.graphs.pools,
             "estimate_bytes": memory.graph_estimate_bytes,
@@ -111,7 +113,7 @@ def _show(report: dict[str, Any]) -> None:
     cache["block_bytes"] = size(cache["block_bytes"])
     show_values(console, "cache", cache)
     graphs = dict(report["graphs"])
-    for name in ("request_sizes", "token_sizes"):
+    for name in ("request_sizes", "token_sizes", "tail_sizes"):
         graphs[name] = sizes_text(graphs[name])
     for name in ("estimate_bytes", "reserve_bytes", "bytes_per_bucket", "bytes_per_row"):
         graphs[name] = size(graphs[name])

@@ -61,6 +61,8 @@ class ModelConfig:
     max_model_len: int
     shortens: bool
     """Whether max_model_len was our choice: a start whose recordings leave less room shortens it."""
+    bounded_replay: bool
+    """Whether late layers run for a window's rows of each prompt alone, an approximation."""
     chat_template: str | None
     """A path to a template that replaces the model's own."""
     weight_bytes: int

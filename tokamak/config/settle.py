@@ -57,6 +57,8 @@ def settle_engine(
     assert options.device in (AUTO, device), f"{options.device} was asked for, {device} is given"
     dtype, why = settle_dtype(options.dtype, facts, model)
     reasons.note("dtype", dtype, why)
+    if options.bounded_replay:
+        reasons.note("bounded_replay", "true", "asked for; near to all layers behind long prompts")
     scheduler = _settle_scheduler(options, facts, model, reasons)
     # `kernels` may ask for another form of every weight than the one it is stored in.
     keeps_8_bits = (
@@ -80,6 +82,7 @@ def settle_engine(
             device=device,
             max_model_len=max_model_len,
             shortens=options.max_model_len == AUTO,
+            bounded_replay=options.bounded_replay,
             chat_template=_existing_template(options.chat_template),
             weight_bytes=weight_bytes + tables.weight_bytes,
             tables=tables.place,

@@ -51,6 +51,8 @@ class StepContext:
     streams: Streams
     pad_value: float
     """What region bodies leave in pad rows: 0, or NaN while padding is being watched."""
+    late: StepContext | None
+    """Of the second forward, where late layers run on their own behind this one."""
 
 
 class _Installed(threading.local):

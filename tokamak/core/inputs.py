@@ -59,6 +59,9 @@ class StepInputs:
         None  # [slots, positions] int32, all known tokens; None in steps made without a runner
     )
     slots: Tensor | None = None  # [requests] int32, whose history a request row has
+    window_starts: Tensor | None = (
+        None  # [requests] int32, the first position whose window rows there are; None: all are
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,7 +94,10 @@ class AttnHalf:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttnStep:
-    """How attention runs over a step: prefill rows, decode rows, or first the one and then the other."""
+    """How attention runs over a step: prefill rows, decode rows, or first the one and then the other.
+
+    Without either, all rows are padding: late layers of a rank whose prompts have none of their newest rows here.
+    """
 
     prefill: AttnHalf | None
     decode: AttnHalf | None
@@ -104,4 +110,5 @@ class AttnStep:
     @property
     def tokens(self) -> int:
         """Token rows of both halves; rows behind them are padding."""
-        return self.halves[-1].last_token
+        halves = self.halves
+        return halves[-1].last_token if halves else 0

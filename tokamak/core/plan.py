@@ -35,6 +35,8 @@ class Admission:
     stop_ids: frozenset[int]
     scored_tokens: int
     """Prompt log-probabilities already delivered, before a preemption."""
+    first_late: int
+    """The first known token that late layers run for (`layers/stages.py`); 0 where they run for all."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -155,6 +157,19 @@ class BatchCut:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class LateShape:
+    """How late layers run in a step with prefill rows: for the newest rows of prompts and all decode rows."""
+
+    mode: Mode
+    """TOKEN_GRAPH, from a recording of tail rows, or EAGER."""
+    scheduled_tokens: int
+    """Tail rows of this rank's plan."""
+    running_tokens: int
+    wanted: int | None
+    """The bucket that would hold the rows of the group and is not recorded; else None."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class StepShape:
     """The settled size of a step: what this rank runs, equal where it must be on all ranks."""
 
@@ -175,6 +190,8 @@ class StepShape:
     """A short reason code, such as `bucket` or `eager:above-ladder`."""
     wanted: int | None
     """The bucket that would hold an `eager:not-recorded` step, equal on all ranks; else None."""
+    late: LateShape | None
+    """None where no rank runs late layers on their own: in steps of decode rows, and where no tail has a row."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

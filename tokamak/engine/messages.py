@@ -161,6 +161,8 @@ class EngineReport(msgspec.Struct, frozen=True, kw_only=True):
     """Replayed steps that were compared with the eager forward while serving."""
     graph_check_failures: int = 0
     modes: dict[str, ModeNumbers] = {}
+    late: ModeNumbers = ModeNumbers()
+    """Steps whose late layers ran on their own, and the rows that these ran for."""
     reasons: dict[str, int] = {}
     """Steps by why they ran in their mode."""
     spans: dict[str, SpanNumbers] = {}

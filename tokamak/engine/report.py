@@ -16,6 +16,7 @@ from tokamak.graphs import region_graph
 from tokamak.graphs.ladder import Ladder
 from tokamak.graphs.request_graph import RequestKey
 from tokamak.runner.assemble import Rank
+from tokamak.runner.tally import ModeTally
 from tokamak.telemetry.phases import RequestPhases
 from tokamak.telemetry.spans import SpanTotals
 
@@ -24,15 +25,12 @@ def engine_report(config: EngineConfig, rank: Rank, phases: RequestPhases) -> En
     """The report of a rank that serves. May be asked for while a step runs."""
     runner, start, graphs = rank.runner, rank.start, config.graphs
     tally, check = runner.tally, runner.check
-    modes = {
-        str(mode): ModeNumbers(
-            steps=numbers.steps,
-            scheduled_tokens=numbers.scheduled_tokens,
-            running_tokens=numbers.running_tokens,
-        )
-        for mode, numbers in tally.modes.items()
+    modes = {str(mode): _numbers(numbers) for mode, numbers in tally.modes.items()}
+    ladders = {
+        "request": start.request_ladder,
+        "token": start.token_ladder,
+        "decoder": start.late_ladder,
     }
-    ladders = {"request": start.request_ladder, "token": start.token_ladder}
     return EngineReport(
         graphs_when=graphs.when,
         graphs_why=next(line.why for line in config.reasons if line.field == "graphs"),
@@ -62,9 +60,16 @@ def engine_report(config: EngineConfig, rank: Rank, phases: RequestPhases) -> En
         graph_checks=check.checks,
         graph_check_failures=check.failures,
         modes=modes,
+        late=_numbers(tally.late),
         reasons=dict(tally.reasons),
         spans=_spans(runner.spans.totals()),
         phases=_spans(phases.totals()),
+    )
+
+
+def _numbers(of: ModeTally) -> ModeNumbers:
+    return ModeNumbers(
+        steps=of.steps, scheduled_tokens=of.scheduled_tokens, running_tokens=of.running_tokens
     )
 
 

@@ -261,6 +261,7 @@ class Scheduler:
                 max_tokens=request.max_tokens,
                 stop_ids=request.stop_ids,
                 scored_tokens=request.scored_tokens,
+                first_late=self.holdings.first_late(request),
             )
         )
         self._add_chunk(draft, request)

@@ -102,6 +102,13 @@ class Ladder:
             size += max(SMALLEST_TOKEN_BUCKET, 1 << ((size // 4).bit_length() - 1))
         return cls((*buckets, end))
 
+    def up_to(self, most: int) -> Ladder:
+        """The buckets below so many, and one that holds as many as the largest, or `most` if that is less."""
+        if not self.buckets:
+            return self
+        end = min(most, self.buckets[-1])
+        return Ladder((*[size for size in self.buckets if size < end], end))
+
     def ceil(self, size: int) -> int | None:
         """The smallest bucket that holds `size`, or None above the ladder."""
         at = bisect_left(self.buckets, size)

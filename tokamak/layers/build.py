@@ -33,6 +33,8 @@ class Build:
     max_model_len: int
     cache_dtype: str = ""
     """The number format of keys and values, as sub-caches name it; that of `dtype` when left out."""
+    bounded_replay: bool = False
+    """Whether late layers of a model in stages run for a window of each prompt alone (`Stages.bounded`)."""
     host_tables: bool = False
     """Whether tables of n-grams stay in the host's memory."""
     prefer: Mapping[str, str] = field(default_factory=dict)

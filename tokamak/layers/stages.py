@@ -22,7 +22,12 @@ class Stages(Protocol):
 
     @property
     def late_tokens(self) -> int:
-        """How many newest tokens of a prompt the late layers run for, so that no number read later changes."""
+        """How many newest tokens of a prompt late layers run for: no number read later changes, but where `bounded`."""
+        ...
+
+    @property
+    def bounded(self) -> bool:
+        """Whether these are a window alone, and windows of late layers begin at the first: an approximation."""
         ...
 
     @property

@@ -81,13 +81,15 @@ def plan_rank(config: EngineConfig, build: Build | None = None) -> Planned:
 
     Raises:
         ModelError: the checkpoint is unsound, or of a kind we do not implement.
-        OptionError: the cache cannot hold one request of max_model_len, or have the format that was asked for.
+        OptionError: the cache cannot hold one request of max_model_len, or have the format that was asked for, or
+            the model has no late layers that could run for less.
     """
     build = build or make_build(config)
     checkpoint = open_checkpoint(Path(config.model.path))
     family = find(config.model.facts.architecture)
     _refuse_cache_dtype(config, family.cache_dtypes)
     model = family.from_config(checkpoint.config, build).eval()
+    _refuse_bounded_replay(config, model)
     path = cost_path(config, checkpoint.config)
     cost = saved_cost(path) or _default_cost(config, build, model)
     groups = group_sub_caches(model.sub_caches())
@@ -95,7 +97,7 @@ def plan_rank(config: EngineConfig, build: Build | None = None) -> Planned:
         checkpoint=checkpoint,
         model=model,
         build=build,
-        start=plan_start(config, groups, cost),
+        start=plan_start(config, groups, cost, stages=model.stages()),
         cost_path=path,
     )
 
@@ -177,6 +179,16 @@ def _refuse_cache_dtype(config: EngineConfig, known: tuple[str, ...]) -> None:
         )
 
 
+def _refuse_bounded_replay(config: EngineConfig, model: Model) -> None:
+    """Raise OptionError where it is asked for, and all rows of a prompt need all layers."""
+    if config.model.bounded_replay and model.stages() is None:
+        raise OptionError(
+            f"bounded_replay is true, but {config.model.facts.architecture} "
+            f"({config.model.served_names[0]}) has no late layers that could run for a part of a prompt",
+            hint="leave it out",
+        )
+
+
 def make_build(config: EngineConfig) -> Build:
     """The facts and choices layers are built from."""
     load_backends()
@@ -187,6 +199,7 @@ def make_build(config: EngineConfig) -> Build:
         cache_dtype=config.cache.dtype,
         exact=config.model.exact,
         max_model_len=config.model.max_model_len,
+        bounded_replay=config.model.bounded_replay,
         host_tables=config.model.tables == "host",
         prefer=dict(config.kernels.prefer),
     )
@@ -218,7 +231,7 @@ def _with_measured_cost(planned: Planned, sampler: Sampler, exchange: Exchange) 
     if cost is None:
         return start
     save_cost(planned.cost_path, cost)
-    return plan_start(start.config, start.groups, cost)
+    return plan_start(start.config, start.groups, cost, stages=planned.model.stages())
 
 
 def _verified(wired: Wired) -> tuple[Verdict, ...]:

@@ -52,22 +52,28 @@ class ReplayCheck:
     They are the same steps on every rank.
     """
 
-    def __init__(self, eager: Callable[[StepContext], Tensor], *, rate: float, first: int) -> None:
+    def __init__(
+        self, eager: Callable[[StepContext], Tensor | None], *, rate: float, first: int
+    ) -> None:
         self._eager = eager
         self._every = round(1 / rate) if rate else 0
         self._first = first
-        self._replays: Counter[tuple[Mode, int]] = Counter()
+        self._replays: Counter[tuple[Mode, int, int]] = Counter()
         self.checks = 0
         self.failures = 0
 
-    def passed(self, hidden: Tensor, seq: int, context: StepContext) -> Tensor:
-        """The step's hidden states [tokens, width]: the replay's, or the eager ones where they differ."""
+    def passed(self, hidden: Tensor | None, seq: int, context: StepContext) -> Tensor | None:
+        """The step's hidden states [tokens, width]: the replay's, or the eager ones where they differ.
+
+        None of a step that has none, whose early layers leave nothing to compare.
+        """
         shape = context.shape
-        if shape.mode is Mode.EAGER or not self._is_due(seq, shape):
+        if hidden is None or not _is_replayed(shape) or not self._is_due(seq, shape):
             return hidden
         self.checks += 1
         replayed = hidden[: shape.scheduled_tokens].clone()
         expected = self._eager(context)
+        assert expected is not None, "the eager forward has a result where the replay has one"
         worst = worst_difference(replayed, expected[: shape.scheduled_tokens])
         if worst <= allowed_difference(expected, same_size=True):
             return hidden
@@ -87,8 +93,14 @@ class ReplayCheck:
     def _is_due(self, seq: int, shape: StepShape) -> bool:
         if self._every and seq % self._every == 0:
             return True
-        bucket = (shape.mode, shape.running_tokens)
+        late = 0 if shape.late is None else shape.late.running_tokens
+        bucket = (shape.mode, shape.running_tokens, late)
         if self._replays[bucket] >= self._first:
             return False
         self._replays[bucket] += 1
         return True
+
+
+def _is_replayed(shape: StepShape) -> bool:
+    late = shape.late
+    return shape.mode is not Mode.EAGER or (late is not None and late.mode is not Mode.EAGER)

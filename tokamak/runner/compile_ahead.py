@@ -15,33 +15,34 @@ from typing import Any
 
 import msgspec
 import torch
-from torch import Tensor
 
 from tokamak.cache.arena import Arena
 from tokamak.cache.layout import lay_out
 from tokamak.checkpoint.load import load_nothing
 from tokamak.config.engine import EngineConfig
-from tokamak.core.context import StepContext, installed
+from tokamak.core.context import StepContext
 from tokamak.core.plan import Mode, StepPlan, StepShape
 from tokamak.device.facts import device_facts
-from tokamak.graphs.region import EagerRegion, begin_forward
+from tokamak.graphs.ladder import Ladder
+from tokamak.graphs.region import EagerRegion
 from tokamak.graphs.streams import SideStreams
 from tokamak.layers.attention.prepare import AttnBuilder
 from tokamak.layers.build import Build
-from tokamak.layers.model import Model
 from tokamak.ops.sample import TABLE_COLUMNS, argmax_rows, draw_rows, token_weights
 from tokamak.ops.triton_launches import Compilers, Job, noted_launches, target_of
 from tokamak.runner.ahead import Order, finished
 from tokamak.runner.assemble import Planned, make_build, plan_rank
 from tokamak.runner.dummy import dummy_plan
+from tokamak.runner.forward import EagerForward
 from tokamak.runner.inputs import InputArena
 from tokamak.runner.memory import StartPlan
 from tokamak.runner.pads import PadWatch
 from tokamak.runner.prepare import Preparation
 from tokamak.runner.previous import Previous
 from tokamak.runner.record import LONG_CONTEXT_TOKENS
-from tokamak.runner.shape import RunningTable, lone_shape
-from tokamak.runner.wiring import Q_WIDTH
+from tokamak.runner.shape import RunningTable, lone_late, lone_shape
+from tokamak.runner.tails import Tails
+from tokamak.runner.wiring import Q_WIDTH, eager_forward
 from tokamak.telemetry.spans import Spans
 
 META = torch.device("meta")
@@ -65,10 +66,12 @@ def note_kernels(
         model, build = planned.model, planned.build
         load_nothing(model, META, planned.checkpoint.scheme)
         model.take_tokenizer(None)
-        prepare = _preparation(planned).prepare
+        prepare, forward = _prepared(planned)
         choose, weigh = build.bind(argmax_rows), build.bind(token_weights)
-        for plan, shape in _steps(planned.start):
-            scores = _scores(model, prepare(plan, shape))
+        for plan, shape in _steps(planned.start, staged=model.stages() is not None):
+            hidden = forward(prepare(plan, shape))
+            assert hidden is not None, "all rows of dummy steps go through late layers"
+            scores = model.logits(hidden)
             _, peaks = choose(scores)
             weigh(scores, peaks, peaks)
         _draw_once(config, build)
@@ -82,23 +85,29 @@ def _draw_once(config: EngineConfig, build: Build) -> None:
     build.bind(draw_rows)(scores, table, first, first)
 
 
-def _steps(start: StartPlan) -> Iterator[tuple[StepPlan, StepShape]]:
-    """Steps that stand for all: every bucket, sizes between which kernels choose another form, and both kinds mixed."""
+def _steps(start: StartPlan, *, staged: bool) -> Iterator[tuple[StepPlan, StepShape]]:
+    """Steps that stand for all: every bucket, sizes between which kernels choose another form, and both kinds mixed.
+
+    Late layers of a model in stages run for all rows of each.
+    """
     limits, longest = start.config.scheduler, start.config.model.max_model_len
     most = limits.max_num_batched_tokens
     prefills = {size for size in PREFILL_SIZES if size <= most} | {*start.token_ladder.buckets}
+    prefills |= {*start.late_ladder.buckets}
     decodes = {size for size in DECODE_SIZES if size <= limits.max_num_seqs}
     decodes |= {*start.request_ladder.buckets}
     for tokens in sorted(prefills):
-        yield _step(tokens, 0, min(tokens, longest))
+        yield _step(tokens, 0, min(tokens, longest), staged=staged)
     for requests in sorted(decodes):
-        yield _step(0, requests, min(LONG_CONTEXT_TOKENS, longest))
+        yield _step(0, requests, min(LONG_CONTEXT_TOKENS, longest), staged=staged)
     for requests in sorted(decodes):
         if requests < min(limits.max_num_seqs, most):
-            yield _step(1, requests, min(LONG_CONTEXT_TOKENS, longest))
+            yield _step(1, requests, min(LONG_CONTEXT_TOKENS, longest), staged=staged)
 
 
-def _step(prefill_tokens: int, decode_rows: int, context_tokens: int) -> tuple[StepPlan, StepShape]:
+def _step(
+    prefill_tokens: int, decode_rows: int, context_tokens: int, *, staged: bool
+) -> tuple[StepPlan, StepShape]:
     """A plan of dummy rows, and its shape without padding."""
     plan = dummy_plan(
         prefill_tokens=prefill_tokens,
@@ -114,6 +123,7 @@ def _step(prefill_tokens: int, decode_rows: int, context_tokens: int) -> tuple[S
         q_width=0 if prefill_tokens else Q_WIDTH,
         dummy=True,
         why="compiling",
+        late=lone_late(Mode.EAGER, size[1], size[1]) if staged and prefill_tokens else None,
     )
     return plan, shape
 
@@ -133,8 +143,10 @@ def _run_body(self: EagerRegion, *args: Any) -> None:
     self.run(args)
 
 
-def _preparation(planned: Planned) -> Preparation:
-    """Prepares steps over the smallest caches, which it binds to the model."""
+def _prepared(
+    planned: Planned,
+) -> tuple[Callable[[StepPlan, StepShape], StepContext], EagerForward]:
+    """Prepares steps over the smallest caches, which are bound to the model; and runs them."""
     start, build, model = planned.start, planned.build, planned.model
     limits, block_tokens = start.config.scheduler, start.config.cache.block_tokens
     layout = lay_out(start.groups, block_tokens=block_tokens, blocks=[2] * len(start.groups))
@@ -145,30 +157,29 @@ def _preparation(planned: Planned) -> Preparation:
         max_requests=limits.max_num_seqs,
         max_tokens=limits.max_num_batched_tokens,
         block_tokens=block_tokens,
+        max_tail=limits.max_num_batched_tokens if model.stages() is not None else 0,
     )
+    forward = eager_forward(model, inputs, Ladder(()))
     attention = AttnBuilder(
         META,
         max_requests=limits.max_num_seqs,
         max_model_len=start.config.model.max_model_len,
         widths=(Q_WIDTH,),
     )
-    return Preparation(
+    preparation = Preparation(
         model,
         inputs=inputs,
         attention=attention,
         previous=Previous(slots=limits.max_num_seqs + 1),
         table=RunningTable(1),
+        late_table=RunningTable(1),
         streams=SideStreams(META),
         pads=PadWatch([], poison=False),
         spans=Spans(),
+        tails=Tails(limits.max_num_seqs + 1, staged=forward.staged is not None),
+        tail_buffers=None if forward.staged is None else forward.staged.buffers,
     )
-
-
-def _scores(model: Model, context: StepContext) -> Tensor:
-    """The scores of one forward's rows."""
-    with installed(context):
-        begin_forward(context)
-        return model.logits(model(context.inputs))
+    return preparation.prepare, forward
 
 
 def main() -> int:

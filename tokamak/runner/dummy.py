@@ -6,6 +6,8 @@ block alone, however long their contexts are, so nothing a request owns is touch
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 
 from tokamak.core.plan import Grants, StepPlan, StepShape
@@ -65,14 +67,16 @@ def idle_plan(shape: StepShape, seq: int) -> StepPlan:
     """What a rank without work runs beside its peers: one row of the group's kind, in the group's size.
 
     The shape pads it to `running_tokens` like any other plan; its row writes to the null block alone. One
-    prefill row of one token stays within every model's context, however large the bucket is.
+    prefill row of one token stays within every model's context, however large the bucket is; nothing is sampled after
+    it, as late layers of its peers may run for none of their rows.
     """
     assert shape.dummy, f"a rank with {shape.scheduled_requests} requests of its own is not idle"
     assert shape.running_requests, "no rank has work, so there is no step to run"
     decode_rows = int(shape.q_width > 0)
-    return dummy_plan(
+    plan = dummy_plan(
         prefill_tokens=1 - decode_rows,
         decode_rows=decode_rows,
         q_width=max(shape.q_width, 1),
         seq=seq,
     )
+    return replace(plan, final_chunk=np.zeros(1, dtype=np.bool_))

@@ -56,6 +56,8 @@ class RankRow(NamedTuple):
     """A set of `Demand`."""
     draft_rows: int
     """Rows that propose after this step: decode rows and final chunks."""
+    tail_rows: int
+    """Token rows that late layers run for (GR-34); 0 of a model that always runs whole."""
     config_hash: int
     """What ladders and switches hash to, in the row that introduces a rank; 0 in rows of steps."""
 
@@ -63,8 +65,8 @@ class RankRow(NamedTuple):
 COLUMNS = {name: at for at, name in enumerate(RankRow._fields)}
 
 
-def rank_row(plan: StepPlan, eager_demand: Demand = NO_DEMAND) -> RankRow:
-    """The row of a plan."""
+def rank_row(plan: StepPlan, eager_demand: Demand = NO_DEMAND, tail_rows: int = 0) -> RankRow:
+    """The row of a plan. tail_rows: of its token rows, those that late layers run for."""
     decode = plan.query_lens[plan.prefill_rows :]
     # A row has at least one token.
     narrow = plan.scheduled_tokens == plan.scheduled_requests
@@ -77,6 +79,7 @@ def rank_row(plan: StepPlan, eager_demand: Demand = NO_DEMAND) -> RankRow:
         max_query=1 if narrow else int(decode.max(initial=1)),
         eager_demand=int(eager_demand),
         draft_rows=len(plan.sampled_rows),
+        tail_rows=tail_rows,
         config_hash=0,
     )
 

@@ -57,11 +57,20 @@ class GraphCost:
         """A bucket of this many token rows in a pool of its own."""
         return self.bytes_per_bucket + rows * self.bytes_per_row
 
+    def at_least(self, other: GraphCost) -> GraphCost:
+        """The larger number of each."""
+        return GraphCost(
+            bytes_per_bucket=max(self.bytes_per_bucket, other.bytes_per_bucket),
+            bytes_per_row=max(self.bytes_per_row, other.bytes_per_row),
+            source=self.source,
+        )
+
 
 def graph_pool_estimate(
     *,
     request_buckets: Sequence[int],
     token_buckets: Sequence[int],
+    late_buckets: Sequence[int],
     q_width: int,
     pools: Literal["per_graph", "per_bucket"],
     cost: GraphCost,
@@ -72,6 +81,7 @@ def graph_pool_estimate(
     Args:
         request_buckets: decode requests of each bucket, which run `q_width` token rows each.
         token_buckets: token rows of each bucket.
+        late_buckets: tail rows of each bucket of late layers.
         q_width: token rows of a decode request.
         pools: with `per_graph` the buckets of a graph share one pool, which the largest fills; with
             `per_bucket` none share.
@@ -81,7 +91,8 @@ def graph_pool_estimate(
     choices = choice_row_bytes * (
         sum(request_buckets) if pools == "per_bucket" else max(request_buckets, default=0)
     )
-    graphs = ([requests * q_width for requests in request_buckets], list(token_buckets))
+    decode = [requests * q_width for requests in request_buckets]
+    graphs = (decode, list(token_buckets), list(late_buckets))
     if pools == "per_bucket":
         return choices + sum(cost.bytes_of(rows) for buckets in graphs for rows in buckets)
     return choices + sum(

@@ -21,6 +21,7 @@ from tokamak.core.inputs import StepInputs
 from tokamak.core.plan import Admission, Grants, Int32s, StepPlan, StepShape
 from tokamak.device.staging import staged
 from tokamak.device.waits import HostWaits
+from tokamak.layers.attention.tail import TailRows
 from tokamak.layers.build import Build
 from tokamak.ops.step_prep import fill_indptrs, fill_step, fill_unit_tiles
 from tokamak.ops.walk_plan import fill_walk_plan
@@ -68,6 +69,7 @@ class InputArena:
         max_requests: request rows of the largest step, padding included; also slots beside the null slot.
         max_tokens: token rows of the largest step, padding included.
         block_tokens: tokens a block holds.
+        max_tail: token rows that late layers run in the largest step; 0 for a model that always runs whole.
         site: tells derived tables where they are read (`cache/view.py`); None checks nothing.
         waits: counts a wait for a copy that is still running two steps later.
     """
@@ -80,6 +82,7 @@ class InputArena:
         max_requests: int,
         max_tokens: int,
         block_tokens: int,
+        max_tail: int = 0,
         site: Site | None = None,
         waits: HostWaits | None = None,
     ) -> None:
@@ -97,6 +100,9 @@ class InputArena:
             logit_rows=max_tokens,
             sampled_slots=max_requests,
             sampled_positions=max_requests,
+            tail_rows=max_tail,
+            tail_starts=max_requests + 1,
+            tail_first=max_requests,
             # Last, so that the published prefix ends with the grants in use.
             grants=GRANT_COLUMNS * self._grant_room,
         )
@@ -125,7 +131,7 @@ class InputArena:
         self._fill = build.bind(fill_step)
         bind_walk, programs = build.bind(fill_walk_plan), walk_programs(build.facts, device)
         bind_indptrs, bind_tiles = build.bind(fill_indptrs), build.bind(fill_unit_tiles)
-        self._buffers = {
+        self.buffers = {
             group.name: PagedBuffers(
                 block_table=self._block_tables[at],
                 lengths=self._member["lengths"],
@@ -139,6 +145,10 @@ class InputArena:
             )
             for at, group in enumerate(groups)
         }
+        """By cache group."""
+        self.tail_rows, self.tail_starts = self._member["tail_rows"], self._member["tail_starts"]
+        self.tail_first = self._member["tail_first"]
+        """Where `stage_tail` is published."""
 
     def admit(self, admission: Admission) -> None:
         """Write a new request's known tokens into its slot's history; its block table starts empty."""
@@ -210,6 +220,15 @@ class InputArena:
             logit_rows=logit_rows,
             grants=self._stage_grants(plan.grants, member["grants"]),
             columns=self._columns(running, plan.longest_tokens),
+        )
+
+    def stage_tail(self, tail: TailRows, running_tokens: int) -> None:
+        """Write which rows late layers run for beside what `stage` has written, padded to so many."""
+        staged = self._now()
+        member = staged.half.member
+        starts = member["tail_starts"][: staged.requests + 1]
+        tail.stage(
+            member["tail_rows"][:running_tokens], starts, member["tail_first"][: staged.requests]
         )
 
     def publish(self) -> None:
@@ -303,7 +322,7 @@ class InputArena:
     def _make_views(self, staged: _Staged, q_width: int) -> _Views:
         requests, tokens, member = staged.requests, staged.tokens, self._member
         rows: dict[str, PagedView] = {
-            name: buffers.view(requests, tokens) for name, buffers in self._buffers.items()
+            name: buffers.view(requests, tokens) for name, buffers in self.buffers.items()
         }
         inputs = StepInputs(
             token_ids=self._token_ids[:tokens],

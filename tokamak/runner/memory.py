@@ -16,6 +16,8 @@ from tokamak.config.settle import check_pool
 from tokamak.config.settle_cache import NULL_BLOCKS
 from tokamak.errors import OptionError
 from tokamak.graphs.ladder import Ladder
+from tokamak.layers.attention.tail import tail_bytes
+from tokamak.layers.stages import Stages
 from tokamak.runner.graph_cost import GraphCost, graph_pool_estimate, reserve_bytes
 
 SCORE_BYTES = 4
@@ -35,6 +37,8 @@ class MemoryPlan:
     cache_bytes: int
     """Of all groups."""
     input_bytes: int
+    tail_bytes: int
+    """Of what crosses between early and late layers; 0 for a model that always runs whole."""
     logit_bytes: int
     graph_estimate_bytes: int
     """What recordings are expected to take; 0 when graphs are off."""
@@ -51,6 +55,8 @@ class StartPlan:
     groups: tuple[CacheGroup, ...]
     request_ladder: Ladder
     token_ladder: Ladder
+    late_ladder: Ladder
+    """Tail rows of late layers; no size for a model that always runs whole."""
     cost: GraphCost
     memory: MemoryPlan
     weight_bytes: int
@@ -65,7 +71,12 @@ class StartPlan:
 
 
 def plan_start(
-    config: EngineConfig, groups: Sequence[CacheGroup], cost: GraphCost, *, q_width: int = 1
+    config: EngineConfig,
+    groups: Sequence[CacheGroup],
+    cost: GraphCost,
+    *,
+    stages: Stages | None = None,
+    q_width: int = 1,
 ) -> StartPlan:
     """The sizes of a start.
 
@@ -73,13 +84,14 @@ def plan_start(
         config: the settled config.
         groups: the cache groups of the model, built but not loaded.
         cost: what recordings take, measured, saved or the default.
+        stages: of a model in two stages.
         q_width: token rows of a decode request: 1 and the drafted tokens.
 
     Raises:
         OptionError: the cache cannot hold one request of max_model_len.
     """
     requests, tokens = ladders(config, q_width=q_width)
-    memory = plan_memory(config, groups, cost, q_width=q_width)
+    memory = plan_memory(config, groups, cost, stages=stages, q_width=q_width)
     config = _shortened(config, memory)
     check_pool(config, memory.total_blocks - NULL_BLOCKS)
     return StartPlan(
@@ -87,6 +99,7 @@ def plan_start(
         groups=tuple(groups),
         request_ladder=requests,
         token_ladder=tokens,
+        late_ladder=late_ladder(config, tokens, stages),
         cost=cost,
         memory=memory,
         weight_bytes=config.model.weight_bytes,
@@ -120,8 +133,23 @@ def ladders(config: EngineConfig, *, q_width: int = 1) -> tuple[Ladder, Ladder]:
     return requests, tokens
 
 
+def late_ladder(config: EngineConfig, tokens: Ladder, stages: Stages | None) -> Ladder:
+    """Buckets of tail rows: those of token rows, up to as many as the tails of all requests have."""
+    if stages is None:
+        return Ladder(())
+    limits = config.scheduler
+    return tokens.up_to(
+        min(limits.max_num_batched_tokens, limits.max_num_seqs * stages.late_tokens)
+    )
+
+
 def plan_memory(
-    config: EngineConfig, groups: Sequence[CacheGroup], cost: GraphCost, *, q_width: int = 1
+    config: EngineConfig,
+    groups: Sequence[CacheGroup],
+    cost: GraphCost,
+    *,
+    stages: Stages | None = None,
+    q_width: int = 1,
 ) -> MemoryPlan:
     """The memory plan of a config for a model with these cache groups.
 
@@ -131,9 +159,12 @@ def plan_memory(
         OptionError: recordings leave no room for the cache.
     """
     requests, tokens = ladders(config, q_width=q_width)
+    late = late_ladder(config, tokens, stages)
+    crossing = _tail_bytes(config, groups, stages, tokens=tokens, late=late)
     estimate = graph_pool_estimate(
         request_buckets=requests.buckets,
         token_buckets=tokens.buckets,
+        late_buckets=late.buckets,
         q_width=q_width,
         pools=config.graphs.pools,
         cost=cost,
@@ -153,7 +184,7 @@ def plan_memory(
     )
     blocks = config.cache.blocks
     if blocks is None:
-        left = _arena_bytes(config, graph_bytes) - window_bytes
+        left = _arena_bytes(config, graph_bytes + crossing) - window_bytes
         blocks = max(NULL_BLOCKS, left // block_bytes)
     slots = config.scheduler.max_num_seqs + 1
     max_blocks = -(-config.model.max_model_len // config.cache.block_tokens)
@@ -167,6 +198,7 @@ def plan_memory(
         ),
         cache_bytes=blocks * block_bytes + window_bytes,
         input_bytes=history_bytes + table_bytes,
+        tail_bytes=crossing,
         logit_bytes=SCORE_BYTES * config.scheduler.max_num_seqs * config.model.facts.vocab_tokens,
         graph_estimate_bytes=estimate,
         graph_bytes=graph_bytes,
@@ -184,8 +216,28 @@ def _window_blocks(config: EngineConfig, group: CacheGroup) -> int:
     )
 
 
+def _tail_bytes(
+    config: EngineConfig,
+    groups: Sequence[CacheGroup],
+    stages: Stages | None,
+    *,
+    tokens: Ladder,
+    late: Ladder,
+) -> int:
+    """Bytes of the late inputs, of the rows recordings hand over, and of the outlet these come from."""
+    if stages is None:
+        return 0
+    outlet_bytes = max(tokens.buckets, default=0) * stages.carried_bytes
+    return outlet_bytes + tail_bytes(
+        config.scheduler.max_num_batched_tokens,
+        groups=len(groups),
+        carried_rows=max(late.buckets, default=0),
+        carried_bytes=stages.carried_bytes,
+    )
+
+
 def _arena_bytes(config: EngineConfig, graph_bytes: int) -> int:
-    """Bytes for all blocks beside recordings."""
+    """Bytes for all blocks beside recordings and what they need."""
     room = config.cache.room_bytes
     if room is None:
         return config.cache.arena_bytes

@@ -10,7 +10,8 @@ import gc
 import logging
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from typing import Literal
 
 import torch
 
@@ -21,7 +22,7 @@ from tokamak.errors import GraphError
 from tokamak.graphs.ladder import Ladder
 from tokamak.graphs.region_graph import GraphReport
 from tokamak.graphs.request_graph import ReqGraph, RequestKey
-from tokamak.graphs.token_graph import TokenGraph
+from tokamak.graphs.token_graph import DecoderGraph, TokenGraph
 from tokamak.runner.choice import PlainChoice
 from tokamak.runner.dummy import full_plan
 from tokamak.runner.exchange import Exchange
@@ -29,7 +30,7 @@ from tokamak.runner.forward import Forward
 from tokamak.runner.graph_cost import Source, check_reserve
 from tokamak.runner.memory import records_choice
 from tokamak.runner.prepare import Preparation
-from tokamak.runner.shape import lone_shape
+from tokamak.runner.shape import lone_late, lone_shape
 
 logger = logging.getLogger(__name__)
 
@@ -41,6 +42,10 @@ LONG_CONTEXT_TOKENS = 256
 
 TIMED_RUNS = 3
 """Runs each of an eager forward and a replay, the fastest of which say whether replaying pays on a CPU."""
+
+
+Kind = Literal["token", "decoder", "request"]
+"""Which graph records: every `RegionGraph.kind`."""
 
 
 class PaddedBuckets:
@@ -63,6 +68,7 @@ class Recorder:
         *,
         requests: ReqGraph,
         tokens: TokenGraph,
+        decoder: DecoderGraph,
         choice: PlainChoice,
         off: Mapping[str, str],
         preparation: Preparation,
@@ -76,6 +82,7 @@ class Recorder:
         self._config = config
         self._requests = requests
         self._tokens = tokens
+        self._decoder = decoder
         self._choice = choice
         self._preparation = preparation
         self._forward = forward
@@ -84,25 +91,31 @@ class Recorder:
         self._max_model_len = max_model_len
         self._estimate_bytes = estimate_bytes
         self._cost_source: Source = cost_source
-        self._wanted: Counter[tuple[Mode, int]] = Counter()
-        self._refused: set[tuple[Mode, int]] = set()
-        self._pays: set[Mode] = set()
+        self._wanted: Counter[tuple[Kind, int]] = Counter()
+        self._refused: set[tuple[Kind, int]] = set()
+        self._pays: set[Kind] = set()
         self.off = dict(off)
         """Graphs that record nothing, by name, and why."""
         self._chooses = records_choice(config)
         self.request_buckets = requests
         self.token_buckets = PaddedBuckets(tokens.ladder) if config.eager_pad else tokens
+        self.late_buckets = PaddedBuckets(decoder.ladder) if config.eager_pad else decoder
 
     @torch.inference_mode()
     def open_outlets(self) -> None:
         """Make the buffers results leave through, as wide as an eager forward's; before any recording."""
         tokens = max(self._tokens.ladder.buckets, default=0)
         decode = max(self._requests.ladder.buckets, default=0) * self._q_width
-        if not tokens and not decode:
-            return
-        like = self._forward.eager(self.staging(Mode.REQUEST_GRAPH, 1))
+        late = max(self._decoder.ladder.buckets, default=0)
         if tokens:
-            self._tokens.open_outlets(like, tokens)
+            left = self._forward.left_by_tokens(self.staging("token", 1))
+            self._tokens.open_outlets(left, tokens)
+        if not late and not decode:
+            return
+        like = self._forward.eager(self.staging("request", 1))
+        assert like is not None, "decode rows run whole"
+        if late:
+            self._decoder.open_outlets(like, late)
         if decode:
             self._requests.open_outlets(like, decode)
             if self._chooses:
@@ -112,10 +125,11 @@ class Recorder:
     def record_all(self) -> None:
         """Record every bucket: prefill first, then decode, the largest of each first (GR-17)."""
         gc.collect()
-        for mode in (Mode.TOKEN_GRAPH, Mode.REQUEST_GRAPH):
-            for bucket in reversed(self._graph(mode).ladder.buckets):
-                if mode is Mode.REQUEST_GRAPH or not self._config.eager_pad:
-                    self._record(mode, bucket)
+        kinds: tuple[Kind, ...] = ("token", "decoder", "request")
+        for kind in kinds:
+            for bucket in reversed(self._graph(kind).ladder.buckets):
+                if kind == "request" or not self._config.eager_pad:
+                    self._record(kind, bucket)
         self._check_reserve()
         for report in self.reports():
             logger.info(
@@ -130,115 +144,145 @@ class Recorder:
 
     def note(self, shape: StepShape) -> None:
         """Count what a settled step would have replayed. The count is the same on all ranks."""
-        if self._config.when == "on-demand" and shape.wanted is not None:
-            mode = Mode.REQUEST_GRAPH if shape.q_width else Mode.TOKEN_GRAPH
-            if (mode, shape.wanted) not in self._refused:
-                self._wanted[mode, shape.wanted] += 1
+        if self._config.when == "on-demand":
+            self._wanted.update(key for key in _wanted(shape) if key not in self._refused)
 
     def record_wanted(self) -> None:
         """Record what was wanted often enough; called between steps."""
         due = [key for key, steps in self._wanted.items() if steps >= WANTED_STEPS]
-        for mode, bucket in due:
-            del self._wanted[mode, bucket]
-            self._record(mode, bucket)
+        for kind, bucket in due:
+            del self._wanted[kind, bucket]
+            self._record(kind, bucket)
             self._check_reserve()
 
-    def staging(self, mode: Mode, bucket: int) -> StepContext:
+    def staging(self, kind: Kind, bucket: int) -> StepContext:
         """A bucket's worst case, prepared like any step (GR-16)."""
-        if mode is Mode.TOKEN_GRAPH:
+        late, mode = None, Mode.TOKEN_GRAPH
+        if kind == "decoder":
+            late, mode = lone_late(Mode.TOKEN_GRAPH, bucket, bucket), Mode.EAGER
+        if kind != "request":
             q_width, tokens = 0, bucket
             context_tokens = min(bucket, self._max_model_len)
             requests = -(-bucket // context_tokens)
         else:
+            mode = Mode.REQUEST_GRAPH
             q_width, tokens, requests = self._q_width, bucket * self._q_width, bucket
             context_tokens = min(LONG_CONTEXT_TOKENS, self._max_model_len)
         size = (requests, tokens)
         shape = lone_shape(
-            mode, scheduled=size, running=size, q_width=q_width, dummy=True, why="recording"
+            mode,
+            scheduled=size,
+            running=size,
+            q_width=q_width,
+            dummy=True,
+            why="recording",
+            late=late,
         )
         plan = full_plan(shape, context_tokens=context_tokens)
         return self._preparation.prepare(plan, shape)
 
     @torch.inference_mode()
-    def measure(self, mode: Mode, bucket: int) -> int | None:
+    def measure(self, kind: Kind, bucket: int) -> int | None:
         """Record a bucket; returns the bytes of its graph's pool, None on all ranks if one goes without."""
-        self._record(mode, bucket)
-        return None if (mode, bucket) in self._refused else self._graph(mode).pool_bytes()
+        self._record(kind, bucket)
+        return None if (kind, bucket) in self._refused else self._graph(kind).pool_bytes()
 
     def reports(self) -> list[GraphReport]:
         """One per graph (GR-21)."""
         reports = [self._tokens.report(), self._requests.report()]
+        if self._forward.eager.staged is not None:
+            reports.insert(1, self._decoder.report())
         return [*reports, self._choice.graph.report()] if self._chooses else reports
 
-    def _graph(self, mode: Mode) -> TokenGraph | ReqGraph:
-        return self._tokens if mode is Mode.TOKEN_GRAPH else self._requests
+    def _graph(self, kind: Kind) -> TokenGraph | ReqGraph:
+        match kind:
+            case "token":
+                return self._tokens
+            case "decoder":
+                return self._decoder
+            case "request":
+                return self._requests
 
-    def _record(self, mode: Mode, bucket: int) -> None:
+    def _record(self, kind: Kind, bucket: int) -> None:
         """Record one bucket on all ranks, or on none (GR-20)."""
-        context = self.staging(mode, bucket)
+        context = self.staging(kind, bucket)
         failure: GraphError | RuntimeError | None = None
         try:
-            if mode is Mode.TOKEN_GRAPH:
-                self._tokens.record(bucket, self._forward.model, context)
-            else:
-                key = RequestKey(bucket, self._q_width)
-                self._requests.record(key, self._forward.model, context)
-                if self._chooses:
-                    self._choice.record(key, context)
+            self._record_forward(kind, context)
         except (GraphError, RuntimeError) as error:
             failure = error
         if not self._exchange.vote(failure is None):
-            self._go_without(mode, bucket, failure)
-        elif not self._is_worth_it(mode, context):
-            self._switch_off(mode, "a replay takes no less time than the eager forward here")
+            self._go_without(kind, bucket, failure)
+        elif not self._is_worth_it(kind, context):
+            self._switch_off(kind, "a replay takes no less time than the eager forward here")
+
+    def _record_forward(self, kind: Kind, context: StepContext) -> None:
+        match kind:
+            case "token":
+                self._forward.record_tokens(context)
+            case "decoder":
+                self._forward.record_late(context)
+            case "request":
+                key = self._forward.record_requests(context)
+                if self._chooses:
+                    self._choice.record(key, context)
 
     def _go_without(
-        self, mode: Mode, bucket: int, failure: GraphError | RuntimeError | None
+        self, kind: Kind, bucket: int, failure: GraphError | RuntimeError | None
     ) -> None:
         """No rank has the bucket. A failure is an error, unless it was allowed and is not about memory."""
-        name = self._graph(mode).name
+        name = self._graph(kind).name
         if isinstance(failure, torch.OutOfMemoryError) or not self._config.allow_missing_bucket:
             raise failure or GraphError(
                 f"another rank could not record bucket {bucket} of graph {name!r}",
                 hint="its own message says why; graphs_allow_missing_bucket=true goes on without",
             )
-        self._forget(mode, bucket)
-        self._refused.add((mode, bucket))
+        self._forget(kind, bucket)
+        self._refused.add((kind, bucket))
         reason = "another rank could not record it" if failure is None else str(failure)
         logger.warning("Graph %r goes on without bucket %s: %s", name, bucket, reason)
 
-    def _is_worth_it(self, mode: Mode, context: StepContext) -> bool:
+    def _is_worth_it(self, kind: Kind, context: StepContext) -> bool:
         """On demand, whether the first bucket of a graph replays faster than it runs eagerly, on every rank."""
-        if self._config.when != "on-demand" or mode in self._pays:
+        if self._config.when != "on-demand" or kind in self._pays:
             return True
         eager_s = _fastest(lambda: self._forward.eager(context))
         replay_s = _fastest(lambda: self._forward.run(context))
         if not self._exchange.vote(replay_s < eager_s):
             return False
-        self._pays.add(mode)
+        self._pays.add(kind)
         return True
 
-    def _switch_off(self, mode: Mode, reason: str) -> None:
+    def _switch_off(self, kind: Kind, reason: str) -> None:
         """Nothing more is recorded or replayed by a graph."""
-        graph = self._graph(mode)
+        graph = self._graph(kind)
         for bucket in graph.ladder.buckets:
-            self._forget(mode, bucket)
+            self._forget(kind, bucket)
         graph.ladder = Ladder(())
         self.off[graph.name] = reason
         logger.info("Graph %r is off: %s.", graph.name, reason)
 
-    def _forget(self, mode: Mode, bucket: int) -> None:
-        if mode is Mode.TOKEN_GRAPH:
-            self._tokens.forget(bucket)
+    def _forget(self, kind: Kind, bucket: int) -> None:
+        graph = self._graph(kind)
+        if isinstance(graph, TokenGraph):
+            graph.forget(bucket)
         else:
             key = RequestKey(bucket, self._q_width)
-            self._requests.forget(key)
+            graph.forget(key)
             self._choice.graph.forget(key)
 
     def _check_reserve(self) -> None:
         real = sum(report.pool_bytes for report in self.reports())
         line = check_reserve(estimate=self._estimate_bytes, real=real, source=self._cost_source)
         logger.debug("%s", line)
+
+
+def _wanted(shape: StepShape) -> Iterator[tuple[Kind, int]]:
+    """The buckets a settled step would have replayed."""
+    if shape.wanted is not None:
+        yield "request" if shape.q_width else "token", shape.wanted
+    if shape.late is not None and shape.late.wanted is not None:
+        yield "decoder", shape.late.wanted
 
 
 def _fastest(run: Callable[[], object]) -> float:

@@ -29,6 +29,7 @@ from tokamak.runner.record import Recorder
 from tokamak.runner.results import InFlightResult
 from tokamak.runner.scoring import PromptScorer
 from tokamak.runner.shape import ForwardMode, Policy, RunningTable
+from tokamak.runner.tails import Tails
 from tokamak.runner.tally import StepTally
 from tokamak.sampling.sampler import Sampled, Sampler
 from tokamak.speculative.drafter import NoDrafter
@@ -51,6 +52,8 @@ class ModelRunner:
         choice: PlainChoice,
         exchange: Exchange,
         table: RunningTable,
+        late_table: RunningTable,
+        tails: Tails,
         previous: Previous,
         waits: HostWaits,
         spans: Spans,
@@ -65,6 +68,8 @@ class ModelRunner:
         sampler.waits = waits
         self._exchange = exchange
         self._table = table
+        self._late_table = late_table
+        self._tails = tails
         self._previous = previous
         self._policy = Policy(drafts=False)
         self._drafter = NoDrafter()
@@ -94,25 +99,31 @@ class ModelRunner:
                 replayed = self._forward.run(context)
                 hidden = self.check.passed(replayed, plan.seq, context)
             with self.spans.span("sample"):
-                scores = self._scorer.score(plan, hidden)
+                # Without a result there is no row of a prompt whose end or scores are wanted.
+                scores = {} if hidden is None else self._scorer.score(plan, hidden)
                 sampled = self._sample(plan, context, hidden, is_replayed=hidden is replayed)
             result = InFlightResult.launch(plan, sampled, scores, self.waits)
             self._previous.put(plan, result)
-            if shape.draft_requests:
+            if shape.draft_requests and hidden is not None:
                 with self.spans.span("draft"):
                     self._drafter.propose(hidden, sampled.token_ids)
         self.spans.end_step()
         return result
 
     def _settle(self, plan: StepPlan) -> StepShape:
+        for admission in plan.admissions:
+            self._tails.admit(admission)
         shape = ForwardMode.decide(
             plan,
             exchange=self._exchange,
             table=self._table,
+            late_table=self._late_table,
             req_graph=self.recorder.request_buckets,
             token_graph=self.recorder.token_buckets,
+            late_graph=self.recorder.late_buckets,
             policy=self._policy,
             eager_demand=Demand(self._model.step_demands_eager(plan)),
+            tail_rows=self._tails.count(plan),
         )
         self.recorder.note(shape)
         self.tally.count(shape, self._exchange.last_s)
@@ -134,9 +145,12 @@ class ModelRunner:
             )
 
     def _sample(
-        self, plan: StepPlan, context: StepContext, hidden: Tensor, *, is_replayed: bool
+        self, plan: StepPlan, context: StepContext, hidden: Tensor | None, *, is_replayed: bool
     ) -> Sampled:
         rows = plan.sampled_rows
+        if hidden is None:
+            assert not len(rows), f"late layers ran for none of {len(rows)} rows that are sampled"
+            return Sampled.nothing(context.inputs.token_ids.device)
         slots = plan.slots[rows]
         if (
             context.shape.mode is Mode.REQUEST_GRAPH

@@ -12,7 +12,7 @@ from typing import NamedTuple, Protocol
 
 import numpy as np
 
-from tokamak.core.plan import Int32s, Mode, StepPlan, StepShape
+from tokamak.core.plan import Int32s, LateShape, Mode, StepPlan, StepShape
 from tokamak.errors import ShapeInvariant
 from tokamak.graphs.ladder import Ladder
 from tokamak.runner.exchange import (
@@ -83,10 +83,13 @@ class ForwardMode:
         *,
         exchange: Exchange,
         table: RunningTable,
+        late_table: RunningTable,
         req_graph: RequestBuckets,
         token_graph: TokenBuckets,
+        late_graph: TokenBuckets,
         policy: Policy,
         eager_demand: Demand,
+        tail_rows: int,
     ) -> StepShape:
         """Settle this rank's shape after hearing from all ranks; one exchange, nothing else.
 
@@ -96,11 +99,13 @@ class ForwardMode:
         """
         _check_plan(plan)
         return cls.settle(
-            exchange.gather_rows(rank_row(plan, eager_demand)),
+            exchange.gather_rows(rank_row(plan, eager_demand, tail_rows)),
             rank=exchange.rank,
             table=table,
+            late_table=late_table,
             req_graph=req_graph,
             token_graph=token_graph,
+            late_graph=late_graph,
             policy=policy,
         )
 
@@ -111,11 +116,13 @@ class ForwardMode:
         *,
         rank: int,
         table: RunningTable,
+        late_table: RunningTable,
         req_graph: RequestBuckets,
         token_graph: TokenBuckets,
+        late_graph: TokenBuckets,
         policy: Policy,
     ) -> StepShape:
-        """The shape of `rank`, from the same rows on every rank; fills the table, else pure.
+        """The shape of `rank`, from the same rows on every rank; fills the tables, else pure.
 
         Raises:
             ShapeInvariant: the shape contradicts itself, as when a graph offers a bucket that is too small.
@@ -124,11 +131,12 @@ class ForwardMode:
         if not any(row.has_work for row in group):
             verdict = _nobody(len(group))
         elif any(row.prefill_rows for row in group):
-            verdict = _prefill(group, token_graph)
+            verdict = _prefill(group, token_graph, late_graph)
         else:
             verdict = _decode(group, req_graph)
+        own, late = group[rank], verdict.late
         table.fill(verdict.tokens)
-        own = group[rank]
+        late_table.fill([0] * len(group) if late is None else late.tokens)
         shape = StepShape(
             mode=verdict.mode,
             dummy=not own.has_work,
@@ -142,8 +150,16 @@ class ForwardMode:
             draft_requests=_draft_requests(group, req_graph, policy),
             why=verdict.why,
             wanted=verdict.wanted,
+            late=None
+            if late is None
+            else LateShape(
+                mode=late.mode,
+                scheduled_tokens=own.tail_rows,
+                running_tokens=late.tokens[rank],
+                wanted=late.wanted,
+            ),
         )
-        check_shape(shape, req_graph=req_graph, token_graph=token_graph)
+        check_shape(shape, req_graph=req_graph, token_graph=token_graph, late_graph=late_graph)
         return shape
 
 
@@ -155,10 +171,11 @@ def lone_shape(
     q_width: int,
     dummy: bool,
     why: str,
+    late: LateShape | None = None,
 ) -> StepShape:
     """The shape of a step that no peer takes part in and nobody settles: recordings, their checks, compiling ahead.
 
-    scheduled, running: request rows and token rows.
+    scheduled, running: request rows and token rows. late: how late layers run, if they do on their own.
     """
     return StepShape(
         mode=mode,
@@ -173,10 +190,22 @@ def lone_shape(
         draft_requests=0,
         wanted=None,
         why=why,
+        late=late,
     )
 
 
-def check_shape(shape: StepShape, *, req_graph: RequestBuckets, token_graph: TokenBuckets) -> None:
+def lone_late(mode: Mode, scheduled: int, running: int) -> LateShape:
+    """How late layers run in such a step, over so many tail rows."""
+    return LateShape(mode=mode, scheduled_tokens=scheduled, running_tokens=running, wanted=None)
+
+
+def check_shape(
+    shape: StepShape,
+    *,
+    req_graph: RequestBuckets,
+    token_graph: TokenBuckets,
+    late_graph: TokenBuckets,
+) -> None:
     """Hold a shape against what every step must satisfy.
 
     Raises:
@@ -206,6 +235,24 @@ def check_shape(shape: StepShape, *, req_graph: RequestBuckets, token_graph: Tok
             raise _broken(
                 f"running_requests is {size}, a request bucket of width {shape.q_width} that is not recorded"
             )
+    if shape.late is not None:
+        _check_late(shape.late, late_graph)
+
+
+def _check_late(late: LateShape, graph: TokenBuckets) -> None:
+    size = late.running_tokens
+    if size < late.scheduled_tokens:
+        raise _broken(f"late layers run {size} rows, and {late.scheduled_tokens} are scheduled")
+    if late.mode is Mode.TOKEN_GRAPH and graph.bucket(size) != size:
+        raise _broken(f"late layers run {size} rows, a bucket that is not recorded")
+
+
+class _Late(NamedTuple):
+    """What the group's late layers run, with one entry per rank."""
+
+    mode: Mode
+    tokens: list[int]
+    wanted: int | None
 
 
 class _Verdict(NamedTuple):
@@ -217,6 +264,7 @@ class _Verdict(NamedTuple):
     q_width: int
     why: str
     wanted: int | None
+    late: _Late | None = None
 
 
 class _Choice(NamedTuple):
@@ -233,7 +281,7 @@ def _nobody(ranks: int) -> _Verdict:
     return _Verdict(mode=Mode.EAGER, requests=none, tokens=none, q_width=0, why="idle", wanted=None)
 
 
-def _prefill(group: Sequence[RankRow], graph: TokenBuckets) -> _Verdict:
+def _prefill(group: Sequence[RankRow], graph: TokenBuckets, late_graph: TokenBuckets) -> _Verdict:
     """Some rank has prefill rows: every rank replays one token bucket, or runs its own rows eagerly."""
     requests = [row.scheduled_requests if row.has_work else 1 for row in group]
     tokens = [row.scheduled_tokens if row.has_work else 1 for row in group]
@@ -244,6 +292,21 @@ def _prefill(group: Sequence[RankRow], graph: TokenBuckets) -> _Verdict:
         tokens=tokens if choice.bucket is None else [choice.bucket] * len(group),
         q_width=0,
         why=choice.why,
+        wanted=choice.wanted,
+        late=_late(group, late_graph),
+    )
+
+
+def _late(group: Sequence[RankRow], graph: TokenBuckets) -> _Late | None:
+    """Some rank has rows for late layers: every rank replays one bucket, or runs its own, and one if it has none."""
+    largest = max(row.tail_rows for row in group)
+    if not largest:
+        return None
+    choice = _choose(graph.ladder, graph.bucket, largest, group)
+    own = [max(row.tail_rows, 1) for row in group]
+    return _Late(
+        mode=Mode.EAGER if choice.bucket is None else Mode.TOKEN_GRAPH,
+        tokens=own if choice.bucket is None else [choice.bucket] * len(group),
         wanted=choice.wanted,
     )
 

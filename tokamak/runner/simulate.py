@@ -22,6 +22,7 @@ class SimulatedStart:
     start: StartPlan
     request_ladder: Ladder
     token_ladder: Ladder
+    late_ladder: Ladder
     off: dict[str, str]
     """Graphs that would record nothing, by name, and why."""
 
@@ -34,7 +35,11 @@ def simulate_start(config: EngineConfig) -> SimulatedStart:
         OptionError: the cache cannot hold one request of max_model_len, or recordings leave it no room.
     """
     planned = plan_rank(config)
-    requests, tokens, off = recordable_ladders(planned.start, planned.build, planned.model)
+    recordable = recordable_ladders(planned.start, planned.build, planned.model)
     return SimulatedStart(
-        start=planned.start, request_ladder=requests, token_ladder=tokens, off=off
+        start=planned.start,
+        request_ladder=recordable.requests,
+        token_ladder=recordable.tokens,
+        late_ladder=recordable.late,
+        off=recordable.off,
     )

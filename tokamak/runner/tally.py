@@ -18,6 +18,12 @@ class ModeTally:
     scheduled_tokens: int = 0
     running_tokens: int = 0
 
+    def add(self, scheduled_tokens: int, running_tokens: int) -> None:
+        """Add a step."""
+        self.steps += 1
+        self.scheduled_tokens += scheduled_tokens
+        self.running_tokens += running_tokens
+
     @property
     def waste(self) -> float:
         """Running tokens per scheduled one, 1.0 without padding; infinite when no step had work of its own."""
@@ -45,16 +51,17 @@ class StepTally:
     modes: dict[Mode, ModeTally] = field(
         default_factory=lambda: {mode: ModeTally() for mode in Mode}
     )
+    late: ModeTally = field(default_factory=ModeTally)
+    """Token rows of late layers in the steps where they run on their own, whatever the mode."""
     reasons: dict[str, int] = field(default_factory=dict)
     """Steps by `StepShape.why`."""
     exchange: ExchangeTally = field(default_factory=ExchangeTally)
 
     def count(self, shape: StepShape, exchange_s: float | None) -> None:
         """Add a step; `exchange_s` is how long its exchange took, None where none was made."""
-        mode = self.modes[shape.mode]
-        mode.steps += 1
-        mode.scheduled_tokens += shape.scheduled_tokens
-        mode.running_tokens += shape.running_tokens
+        self.modes[shape.mode].add(shape.scheduled_tokens, shape.running_tokens)
+        if shape.late is not None:
+            self.late.add(shape.late.scheduled_tokens, shape.late.running_tokens)
         self.reasons[shape.why] = self.reasons.get(shape.why, 0) + 1
         if exchange_s is not None:
             self.exchange.bins[sum(exchange_s > bound for bound in EXCHANGE_BOUNDS_S)] += 1

@@ -7,21 +7,27 @@ own size. Every case gets new tokens, so that a row left over from the case befo
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from tokamak.core.plan import Grants, Int32s, Mode, StepPlan, StepShape
+from tokamak.core.context import StepContext
+from tokamak.core.plan import Grants, Int32s, LateShape, Mode, StepPlan, StepShape
 from tokamak.errors import BucketNotRecorded
 from tokamak.graphs.ladder import Ladder
 from tokamak.runner.check import allowed_difference, worst_difference
 from tokamak.runner.forward import Forward
 from tokamak.runner.inputs import InputArena
 from tokamak.runner.prepare import Preparation
-from tokamak.runner.shape import lone_shape
+from tokamak.runner.record import Kind
+from tokamak.runner.shape import lone_late, lone_shape
+from tokamak.runner.tails import Tails
+
+CUT_ROWS = 3
+"""Rows of a prompt that late layers do not run for where their recordings are verified, where a step has room."""
 
 CONTEXT_BLOCKS = 3
 """Blocks a request of the verification has, where there are enough."""
@@ -31,7 +37,7 @@ CONTEXT_BLOCKS = 3
 class Verdict:
     """One bucket at one size."""
 
-    graph: str
+    graph: Kind
     bucket: int
     size: int
     worst: float
@@ -44,6 +50,7 @@ class Room:
     """What the verification may use: all of the empty caches."""
 
     max_requests: int
+    max_tokens: int
     max_model_len: int
     block_tokens: int
     usable_blocks: int
@@ -62,11 +69,15 @@ class Verifier:
         inputs: InputArena,
         preparation: Preparation,
         forward: Forward,
+        tails: Tails,
         requests: Ladder,
         tokens: Ladder,
+        late: Ladder,
     ) -> None:
+        self._tails = tails
         self._requests = requests
         self._tokens = tokens
+        self._late = late
         self._room = room
         self._inputs = inputs
         self._preparation = preparation
@@ -75,17 +86,22 @@ class Verifier:
 
     @torch.inference_mode()
     def verify(self) -> tuple[Verdict, ...]:
-        """The verdicts of recorded request and token buckets, smallest first."""
-        self._capacity = self._occupy(max(self._tokens.buckets, default=0))
+        """The verdicts of recorded request buckets, then of those of token and tail rows, smallest first."""
+        self._capacity = self._occupy(max((*self._tokens.buckets, *self._late.buckets), default=0))
         self._before = self._fill_caches()
         found = [
-            self._compare(Mode.REQUEST_GRAPH, bucket, size, self._decode_plan(size))
+            self._compare("request", bucket, size, self._decode_plan(size))
             for bucket, size in edges(self._requests)
             if size <= len(self._before)
         ]
         found += [
-            self._compare(Mode.TOKEN_GRAPH, bucket, size, self._mixed_plan(size))
+            self._compare("token", bucket, size, self._mixed_plan(size))
             for bucket, size in edges(self._tokens)
+            if size <= int(self._capacity[0])
+        ]
+        found += [
+            self._compare_late(bucket, size)
+            for bucket, size in edges(self._late)
             if size <= int(self._capacity[0])
         ]
         return tuple(verdict for verdict in found if verdict is not None)
@@ -124,7 +140,7 @@ class Verifier:
             self._draw_tokens(slot, 0, int(tokens))
         grants = self._grants
         # No step is longer than the largest bucket: every other limit allows that many.
-        longest = max(*self._tokens.buckets, *self._requests.buckets, 1)
+        longest = max(*self._tokens.buckets, *self._late.buckets, *self._requests.buckets, 1)
         for slot in np.flatnonzero(before) + 1:
             tokens = int(before[slot - 1])
             for start in range(0, tokens, longest):
@@ -140,11 +156,11 @@ class Verifier:
         rows = [(int(at) + 1, int(self._before[at]), self._room.q_width) for at in order]
         return self._plan(rows, prefill_rows=0, grants=Grants.none())
 
-    def _mixed_plan(self, size: int) -> StepPlan:
-        """A chunk of the first request, and up to two decode rows behind it."""
+    def _mixed_plan(self, size: int, cut: int = 0) -> StepPlan:
+        """A chunk of the first request, and up to two decode rows behind it; `cut` rows of the chunk come on top."""
         width = self._room.q_width
         decode = min(2, len(self._before) - 1, (size - 1) // width)
-        rows = [(1, 0, size - decode * width)]
+        rows = [(1, 0, cut + size - decode * width)]
         rows += [(at + 1, int(self._before[at]), width) for at in range(1, decode + 1)]
         return self._plan(rows, prefill_rows=1, grants=Grants.none())
 
@@ -177,31 +193,64 @@ class Verifier:
 
     def _run_eagerly(self, plan: StepPlan) -> Tensor:
         shape = _shape(plan, Mode.EAGER, plan.scheduled_requests, plan.scheduled_tokens)
-        return self._forward.eager(self._preparation.prepare(plan, shape)).clone()
+        shape = replace(shape, late=self._late_eagerly(plan))
+        return _result(self._forward.eager, self._preparation.prepare(plan, shape), plan)
 
-    def _compare(self, mode: Mode, bucket: int, size: int, plan: StepPlan) -> Verdict | None:
+    def _late_eagerly(self, plan: StepPlan) -> LateShape | None:
+        """How late layers run in a step of prefill rows that does not replay them."""
+        rows = self._tails.count(plan) if plan.prefill_rows else 0
+        return lone_late(Mode.EAGER, rows, rows) if rows else None
+
+    def _compare_late(self, bucket: int, size: int) -> Verdict | None:
+        """Late layers from their recording, behind early ones that run eagerly and for some rows more."""
+        spare = min(self._room.max_tokens, int(self._capacity[0])) - size
+        cut = max(0, min(CUT_ROWS, spare))
+        self._tails.set(1, cut)
+        verdict = self._compare("decoder", bucket, size, self._mixed_plan(size, cut))
+        self._tails.set(1, 0)
+        return verdict
+
+    def _shape_of(self, kind: Kind, bucket: int, size: int, plan: StepPlan) -> StepShape:
+        requests, tokens = plan.scheduled_requests, plan.scheduled_tokens
+        match kind:
+            case "request":
+                width = self._room.q_width
+                return _shape(plan, Mode.REQUEST_GRAPH, bucket, bucket * width)
+            case "token":
+                shape = _shape(plan, Mode.TOKEN_GRAPH, requests, bucket)
+                return replace(shape, late=self._late_eagerly(plan))
+            case "decoder":
+                shape = _shape(plan, Mode.EAGER, requests, tokens)
+                return replace(shape, late=lone_late(Mode.TOKEN_GRAPH, size, bucket))
+
+    def _compare(self, kind: Kind, bucket: int, size: int, plan: StepPlan) -> Verdict | None:
         """None for a bucket that all ranks go without: why was logged when it failed to record."""
-        requests, tokens = plan.scheduled_requests, bucket
-        if mode is Mode.REQUEST_GRAPH:
-            requests, tokens = bucket, bucket * self._room.q_width
-        context = self._preparation.prepare(plan, _shape(plan, mode, requests, tokens))
-        real = plan.scheduled_tokens
+        context = self._preparation.prepare(plan, self._shape_of(kind, bucket, size, plan))
         try:
-            replayed = self._forward.run(context)[:real].clone()
+            replayed = _result(self._forward.run, context, plan)
         except BucketNotRecorded:
             return None
-        padded = self._forward.eager(context)[:real].clone()
+        padded = _result(self._forward.eager, context, plan)
         eager = self._run_eagerly(plan)
         from_padded = worst_difference(replayed, padded)
         from_eager = worst_difference(replayed, eager)
         return Verdict(
-            graph="request" if mode is Mode.REQUEST_GRAPH else "token",
+            graph=kind,
             bucket=bucket,
             size=size,
             worst=max(from_padded, from_eager),
             ok=from_padded <= allowed_difference(eager, same_size=True)
             and from_eager <= allowed_difference(eager, same_size=False),
         )
+
+
+def _result(
+    forward: Callable[[StepContext], Tensor | None], context: StepContext, plan: StepPlan
+) -> Tensor:
+    """Hidden states of a plan's rows, to keep."""
+    hidden = forward(context)
+    assert hidden is not None, "every step that is verified has rows for late layers"
+    return hidden[: plan.scheduled_tokens].clone()
 
 
 def edges(ladder: Ladder) -> Iterator[tuple[int, int]]:

@@ -56,6 +56,16 @@ class Sampled:
     """[rows, 2] int32, `token_ids` beside the bits of `peaks`, where they lie together already."""
 
     @staticmethod
+    def nothing(device: torch.device) -> Sampled:
+        """Of a step that samples no row."""
+        return Sampled(
+            token_ids=torch.zeros(0, dtype=torch.int32, device=device),
+            logprobs=(),
+            errors={},
+            finished=frozenset(),
+        )
+
+    @staticmethod
     def of_packed(packed: Tensor) -> Sampled:
         """Plain rows that were chosen in a recording. packed: [rows, 2] int32, ids and the bits of peaks."""
         return Sampled(

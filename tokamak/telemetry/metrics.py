@@ -157,6 +157,16 @@ STEP_METRICS = (
         },
     ),
     StepMetric(
+        "tokamak_late_tokens_total",
+        "counter",
+        "rows",
+        "Token rows that late layers ran on their own, in steps with prefill rows: scheduled, and padding.",
+        lambda n: {
+            "scheduled": n["late"]["scheduled_tokens"],
+            "padding": n["late"]["running_tokens"] - n["late"]["scheduled_tokens"],
+        },
+    ),
+    StepMetric(
         "tokamak_graph_recordings_total",
         "counter",
         "graph",

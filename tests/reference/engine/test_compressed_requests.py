@@ -21,6 +21,8 @@ BLOCK = 8
 CONTEXT = 128
 RECORDED = {"graphs": "startup", "req_graph_sizes": (1, 2, 4), "token_graph_sizes": (16,)}
 GREEDY = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True)
+LATE = 1 + 7 * 3
+"""Rows of a prompt that late layers of the small V4.1 run for: windows of 8 rows, three layers."""
 
 
 CONFIGS = {
@@ -95,8 +97,19 @@ def test_prompts_of_many_lengths_at_once(make_llm, alone, options):
     assert found == [alone(prompt) for prompt in prompts]
 
 
+def hit(folder, prompt: int, shared: int) -> int:
+    """Tokens that are reused of a prefix that another prompt of that length was written with.
+
+    Late layers of V4.1 leave the newest rows of a long prompt alone, and run for `LATE` rows without any before them.
+    """
+    blocks = shared // BLOCK
+    if folder.name == "v4.1" and prompt > LATE:
+        blocks = min(blocks, (prompt - LATE) // BLOCK)
+    return blocks * BLOCK
+
+
 @pytest.mark.parametrize("shared", [8, 16, 17, 40])
-def test_a_shared_prefix_is_reused_and_changes_no_token(make_llm, alone, shared):
+def test_a_shared_prefix_is_reused_and_changes_no_token(make_llm, alone, folder, shared):
     llm = make_llm()
     prefix = ids(shared, 5)
     prompts = [prefix + ids(9, seed) for seed in (1, 2)]
@@ -106,13 +119,26 @@ def test_a_shared_prefix_is_reused_and_changes_no_token(make_llm, alone, shared)
     outputs = [llm.generate([prompt], GREEDY)[0] for prompt in prompts]
 
     assert token_ids(outputs) == [alone(prompt) for prompt in prompts]
-    assert outputs[1].usage.cached_tokens == shared // BLOCK * BLOCK
-    assert outputs[2].usage.cached_tokens == (len(prompts[2]) - 1) // BLOCK * BLOCK
+    length = len(prompts[0])
+    assert outputs[1].usage.cached_tokens == hit(folder, length, shared)
+    assert outputs[2].usage.cached_tokens == hit(folder, length, length - 1)
 
 
-def test_an_answer_is_reused_as_the_prefix_of_the_next_turn(make_llm, alone):
+def test_a_short_prompt_is_written_whole_for_longer_ones(make_llm, alone):
     llm = make_llm()
-    first = ids(21, 3)
+    prefix = ids(LATE, 7)
+    prompts = [prefix, prefix + ids(10, 8)]
+
+    outputs = [llm.generate([prompt], GREEDY)[0] for prompt in prompts]
+
+    assert token_ids(outputs) == [alone(prompt) for prompt in prompts]
+    assert outputs[1].usage.cached_tokens == LATE // BLOCK * BLOCK
+
+
+@pytest.mark.parametrize("length", [21, 60])
+def test_an_answer_is_reused_as_the_prefix_of_the_next_turn(make_llm, alone, length):
+    llm = make_llm()
+    first = ids(length, 3)
     (answer,) = token_ids(llm.generate([first], GREEDY))
     turn = first + answer + ids(5, 4)
 
@@ -132,6 +158,32 @@ def test_preemption_changes_no_token(make_llm, alone):
 
     assert llm.stats().preemptions > 0
     assert found == [alone(prompt, 30) for prompt in prompts]
+
+
+@pytest.mark.parametrize("graphs", ["startup", "off"])
+def test_late_layers_run_for_the_newest_rows_of_prompts_alone(make_llm, alone, folder, graphs):
+    llm = make_llm(graphs=graphs, max_num_batched_tokens=32)
+    before = llm.report().late.scheduled_tokens
+    prompts = [ids(70, 1), ids(9, 2)]
+
+    found = token_ids([llm.generate([prompt], GREEDY)[0] for prompt in prompts])
+
+    assert found == [alone(prompt) for prompt in prompts]
+    late = llm.report().late.scheduled_tokens - before
+    assert late == {"v4": 0, "v4.1": LATE + 9}[folder.name]
+
+
+def test_a_prompt_whose_scores_are_asked_for_runs_whole(make_llm, folder):
+    llm = make_llm(graphs="off")
+    prompt = ids(50, 1)
+    scored = SamplingParams(temperature=0, max_tokens=1, ignore_eos=True, prompt_logprobs=0)
+
+    before = llm.report().late.scheduled_tokens
+    (output,) = llm.generate([prompt], scored)
+
+    assert len(output.prompt_logprobs) == len(prompt)
+    late = llm.report().late.scheduled_tokens - before
+    assert late == {"v4": 0, "v4.1": len(prompt)}[folder.name]
 
 
 def test_long_prompts_in_small_steps_need_few_blocks_of_newest_rows(make_llm, alone):

@@ -20,8 +20,6 @@ from tokamak.errors import OptionError
 from tokamak.llm import LLM
 from tokamak.runner.assemble import plan_rank
 
-pytestmark = pytest.mark.timeout(120)
-
 SETTINGS = {
     "dtype": "fp32",
     "max_model_len": 128,
@@ -51,6 +49,15 @@ def test_in_bfloat16_a_text_in_parts_scores_the_same():
         expected = plain.step({"only": part}, padding=1)["only"]
         found = native.step({"only": part}, padding=1)["only"]
         assert torch.equal(found, expected)
+
+
+def test_every_row_that_is_rounded_is_a_record():
+    kept = a_v4_1(a_build(torch.bfloat16, cache_dtype="native"), **SMALL).sub_caches()
+
+    assert {cache.name for cache in kept if cache.dtype == "uint8"} == {
+        "window", "late_window", "entries_2", "entries_1", "index_keys_2", "index_keys_1",
+    }  # fmt: skip
+    assert {cache.name for cache in kept if cache.dtype != "uint8"} == {"open_groups_2"}
 
 
 @pytest.fixture(scope="module")

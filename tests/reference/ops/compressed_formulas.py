@@ -219,6 +219,7 @@ def sparse_attention(
     starts,
     q_width,
     window,
+    window_starts,
     scale,
     sink,
     out,
@@ -230,9 +231,10 @@ def sparse_attention(
     mixed = np.zeros(out.shape)
     for row, request in enumerate(_row_requests(starts)):
         at = int(positions[row])
+        first = 0 if window_starts is None else int(window_starts[request])
         keys = [
             _entry(wide(rows), table, request, number)
-            for number in range(max(0, at - window + 1), at + 1)
+            for number in range(max(first, at - window + 1), at + 1)
         ]
         if chosen is not None:
             keys += [
@@ -241,6 +243,8 @@ def sparse_attention(
                 if number >= 0
             ]
         for head, vector in enumerate(wide(q)[row]):
+            if not keys:
+                continue
             scores = np.exp(np.array([vector @ key for key in keys]) * scale)
             total = scores.sum() + np.exp(float(sink[head]))
             mixed[row, head] = (scores[:, None] * np.array(keys)).sum(axis=0) / total

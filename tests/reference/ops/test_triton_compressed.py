@@ -54,7 +54,7 @@ def a_step(tokens, heads, dtype, entries=512, packed=False):
         forms = (FP8, NVFP4)
     return (
         q, rows, tables, few, tables, empty((tokens, entries), dtype=torch.int32), ints[:-1], ints, 1, 128,
-        512**-0.5, empty(heads), torch.empty_like(q), *forms,
+        None, 512**-0.5, empty(heads), torch.empty_like(q), *forms,
     )  # fmt: skip
 
 

@@ -40,6 +40,7 @@ def context(arena: InputArena, lengths: list[int]) -> StepContext:
         layers=(),
         streams=SideStreams(CPU),
         pad_value=0.0,
+        late=None,
     )
 
 

@@ -104,6 +104,7 @@ def test_every_bucket_replays_what_runs_eagerly_at_its_size_and_padded(family, p
     start = rank.start
     cases = [("request", *edge) for edge in edges(start.request_ladder)]
     cases += [("token", *edge) for edge in edges(start.token_ladder)]
+    cases += [("decoder", *edge) for edge in edges(start.late_ladder)]
     assert [(v.graph, v.bucket, v.size) for v in verdicts] == cases
     assert all(verdict.ok for verdict in verdicts), verdicts
     if compiled_kernels(cpu_facts()):
@@ -184,10 +185,10 @@ def poison_around_replays(monkeypatch: pytest.MonkeyPatch, rank: WiredRank) -> C
     replay = RegionGraph.replay
 
     def poisoned(graph, key, context):
-        for each in rank.graphs:
+        for each in (*rank.graphs, rank.decoder):
             each.poison()
         hidden = replay(graph, key, context)
-        for each in rank.graphs:
+        for each in (*rank.graphs, rank.decoder):
             each.poison()
         if graph in rank.graphs:
             replays[f"{graph.kind} {getattr(key, 'requests', key)}"] += 1

@@ -283,6 +283,7 @@ class Bench:
             layers=self.model.layers,
             streams=SideStreams(torch.device("cpu")),
             pad_value=0.0,
+            late=None,
         )
         with torch.inference_mode(), installed(context):
             begin_forward(context)

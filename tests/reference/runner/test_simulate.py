@@ -71,6 +71,7 @@ def test_a_simulated_start_of_a_model_nobody_started_marks_its_default(
     assert start.memory.graph_estimate_bytes == graph_pool_estimate(
         request_buckets=start.request_ladder.buckets,
         token_buckets=start.token_ladder.buckets,
+        late_buckets=(),
         q_width=1,
         pools=start.config.graphs.pools,
         cost=start.cost,

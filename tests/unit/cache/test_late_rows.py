@@ -18,16 +18,16 @@ NEWEST_LATE = 2
 """The number of the group of late layers' windows."""
 
 
-def some_holdings() -> Holdings:
+def some_holdings(late_tokens: int = LATE, block_tokens: int = BLOCK) -> Holdings:
     groups = group_sub_caches(
         [
             SubCache("entries", (0,), 1, 8, "float32", stride_tokens=2),
             SubCache("window", (0,), 1, 8, "float32", keep_tokens=WINDOW),
-            SubCache("late", (1, 2), 1, 8, "float32", keep_tokens=WINDOW, late_tokens=LATE),
+            SubCache("late", (1, 2), 1, 8, "float32", keep_tokens=WINDOW, late_tokens=late_tokens),
         ]
     )
     assert [group.name for group in groups] == ["entries", "window", "late"]
-    return Holdings(groups, block_tokens=BLOCK, blocks=[33] * 3, reuse=True)
+    return Holdings(groups, block_tokens=block_tokens, blocks=[33] * 3, reuse=True)
 
 
 def run(holdings: Holdings, request: Request, slot: int = 1) -> int:
@@ -93,7 +93,8 @@ def test_a_prompt_that_is_scored_or_short_is_written_whole():
     run(whole, scored)
     run(short, a_request("first", prompt=LATE))
 
-    assert whole.first_late(scored, NEWEST_LATE) == 0
+    assert short.first_late(a_request("third", prompt=LATE + 1)) == 1
+    assert whole.first_late(scored) == 0
     assert hit(whole, 41) == 40
     assert hit(short, LATE) == 8
 
@@ -105,6 +106,36 @@ def test_a_hit_behind_right_rows_leaves_nothing_out():
     # 8 tokens are cached whole; the prompt's late rows begin at 3.
     assert run(holdings, a_request("longer", prompt=14), slot=2) == 8
     assert hit(holdings, 13) == 12
+
+
+@pytest.mark.parametrize("prompt", [41, WINDOW])
+def test_under_bounded_replay_a_hit_ends_in_front_of_late_rows(prompt: int):
+    holdings = some_holdings(late_tokens=WINDOW)
+    first = a_request("first", prompt=prompt)
+    run(holdings, first)
+    first.output_ids.extend(a_request("more", prompt=49).prompt_ids[prompt:])
+    holdings.grow(first, 49)
+    holdings.publish(first, 48)
+
+    match = holdings.match(a_request("again", prompt=41))
+
+    # Late layers begin at 35 and read nothing in front of it. Of an answer's late rows all are its own.
+    assert match.cached_tokens == 32
+    assert match.blocks[NEWEST_LATE] == (0,) * 8
+    assert hit(holdings, 49) == 40
+    assert holdings.first_late(a_request("again", prompt=49)) == 43
+
+
+def test_under_bounded_replay_prompts_of_a_window_share_rows_with_their_like_alone():
+    holdings = some_holdings(late_tokens=WINDOW, block_tokens=2)
+    # Of the longer prompt, late rows at 2 and 3 do not see the first one.
+    run(holdings, a_request("longer", prompt=WINDOW + 1))
+    run(holdings, a_request("short", prompt=3), slot=2)
+
+    assert hit(holdings, WINDOW) == 2
+
+    run(holdings, a_request("whole", prompt=WINDOW), slot=3)
+    assert hit(holdings, WINDOW) == 4
 
 
 @pytest.mark.parametrize(("prompt", "first"), [(0, 0), (LATE, 0), (LATE + 1, 1), (41, 30)])

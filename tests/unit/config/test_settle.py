@@ -76,8 +76,10 @@ def test_what_was_asked_for_is_kept() -> None:
         served_model_name="a,b",
         enable_prefix_caching=False,
         scheduling_policy="priority",
+        bounded_replay=True,
     )
 
+    assert config.model.bounded_replay
     assert config.model.max_model_len == 512
     assert config.model.dtype == "bfloat16"
     assert config.model.served_names == ("a", "b")

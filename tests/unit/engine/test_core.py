@@ -83,6 +83,7 @@ def a_core(executor: ScriptedExecutor, **limits: int) -> EngineCore:
                 device="cpu",
                 max_model_len=1000,
                 shortens=False,
+                bounded_replay=False,
                 chat_template=None,
                 weight_bytes=1,
                 tables="device",

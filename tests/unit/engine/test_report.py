@@ -40,6 +40,7 @@ def a_rank(config, *graphs: GraphReport, off: dict[str, str] | None = None):
     tally.modes[Mode.REQUEST_GRAPH].scheduled_tokens = 5
     tally.modes[Mode.REQUEST_GRAPH].running_tokens = 6
     tally.reasons["bucket"] = 3
+    tally.late.add(2, 4)
     with spans.span("launch"):
         pass
     runner = SimpleNamespace(
@@ -100,6 +101,11 @@ def test_a_report_has_the_sums_of_steps_checks_and_verification() -> None:
 
     assert report.modes["request_graph"].running_tokens == 6
     assert report.reasons == {"bucket": 3}
+    assert (report.late.steps, report.late.scheduled_tokens, report.late.running_tokens) == (
+        1,
+        2,
+        4,
+    )
     assert (report.graph_checks, report.graph_check_failures) == (2, 1)
     assert [(verdict.size, verdict.ok) for verdict in report.verdicts] == [(3, False)]
     assert len(report.spans["launch"].counts) == len(BOUNDS_S) + 1

@@ -18,6 +18,9 @@ from tests.support.factory import (
     run_step,
     scheduled,
 )
+from tokamak.cache.groups import group_sub_caches
+from tokamak.cache.holdings import Holdings
+from tokamak.cache.sub_cache import SubCache
 from tokamak.core.plan import RowResult, StepResult
 from tokamak.core.request import FinishReason, RequestState, SamplingParams
 
@@ -32,6 +35,29 @@ def test_a_long_prompt_fills_the_step_and_leaves_the_rest_for_later():
     assert scheduled(second) == {"long": 36}
     assert first.sampled_rows.tolist() == []
     assert second.sampled_rows.tolist() == [0]
+
+
+def test_an_admission_tells_where_late_layers_begin():
+    scheduler = a_scheduler()
+    scheduler.holdings = Holdings(
+        group_sub_caches(
+            [
+                SubCache("keys", (0,), 1, 8, "float32"),
+                SubCache("late", (1,), 1, 8, "float32", keep_tokens=4, late_tokens=10),
+            ]
+        ),
+        block_tokens=4,
+        blocks=[65, 65],
+        reuse=True,
+    )
+    scored = SamplingParams(temperature=0.0, prompt_logprobs=0)
+    scheduler.add(a_request("long", prompt=30))
+    scheduler.add(a_request("short", prompt=10))
+    scheduler.add(a_request("scored", prompt=20, params=scored))
+
+    admissions = scheduler.plan().admissions
+
+    assert [admission.first_late for admission in admissions] == [20, 0, 0]
 
 
 def test_prefill_rows_come_before_decode_rows_and_decodes_are_served_first():

@@ -105,6 +105,21 @@ def test_a_token_ladder_without_a_top_is_refused():
         Ladder.tokens(token_max=0, max_num_batched_tokens=64)
 
 
+@pytest.mark.parametrize(
+    ("most", "buckets"),
+    [
+        (200, (64, 128, 200)),
+        (128, (64, 128)),
+        (256, (64, 128, 256)),
+        (999, (64, 128, 256)),
+        (9, (9,)),
+    ],
+)
+def test_a_ladder_up_to_a_size_holds_that_size_or_as_much_as_before(most, buckets):
+    assert Ladder((64, 128, 256)).up_to(most).buckets == buckets
+    assert Ladder(()).up_to(most).buckets == ()
+
+
 def test_no_other_module_searches_a_ladder():
     search = re.compile(
         r"\bbisect(_left|_right)?\(|\bsearchsorted|\bbucketize|\bdigitize|\.buckets\b.*\b(min|next)\b"

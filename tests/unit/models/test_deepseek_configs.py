@@ -244,6 +244,7 @@ def test_random_weights_fill_a_model(kind, config):
 def test_v4_1_keeps_entries_of_their_makers_alone():
     groups = group_sub_caches(DeepseekV41.from_config(v4_1_config(), a_build()).sub_caches())
 
+    late = {group.name: group.late_tokens for group in groups if group.late_tokens}
     kept = {
         group.name: (
             group.stride_tokens,
@@ -253,11 +254,32 @@ def test_v4_1_keeps_entries_of_their_makers_alone():
         for group in groups
     }
     assert kept == {
-        "window": (1, 8, {"window": (tuple(range(10)), 64)}),
+        "window": (1, 8, {"window": ((0, 1, 2, 3, 4, 5), 64)}),
+        "late_window": (1, 8, {"late_window": ((6, 7, 8, 9), 64)}),
         "entries_2": (2, 0, {"entries_2": ((2, 4), 64), "index_keys_2": ((2, 4), 32)}),
         "open_groups_2": (1, 2, {"open_groups_2": ((2, 4), 128)}),
         "entries_1": (1, 0, {"entries_1": ((6,), 64), "index_keys_1": ((6,), 32)}),
     }
+    assert late == {"late_window": 1 + 7 * 4}
+
+
+def test_late_layers_run_for_a_window_under_bounded_replay():
+    model = DeepseekV41.from_config(v4_1_config(), a_build(bounded_replay=True))
+
+    late = {group.name: group.late_tokens for group in group_sub_caches(model.sub_caches())}
+
+    assert late["late_window"] == model.stages().late_tokens == 8
+
+
+def test_v4_1_that_cannot_be_cut_keeps_one_window():
+    # The memory in front of layer 7 needs more of a row than its streams.
+    config = v4_1_config(engram_layer_ids=[1, 7])
+    model = DeepseekV41.from_config(config, a_build())
+
+    windows = {s.name: (s.layers, s.late_tokens) for s in model.sub_caches() if "window" in s.name}
+
+    assert model.stages() is None
+    assert windows == {"window": (tuple(range(10)), 0)}
 
 
 def test_v4_keeps_what_overlapping_groups_are_folded_of_for_two_groups():

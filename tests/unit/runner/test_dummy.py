@@ -27,6 +27,7 @@ def a_shape(*, mode: Mode, requests: int, tokens: int, q_width: int) -> StepShap
         draft_requests=0,
         why="bucket",
         wanted=None,
+        late=None,
     )
 
 

@@ -43,6 +43,7 @@ def test_a_row_counts_what_was_scheduled_and_who_drafts():
         max_query=1,
         eager_demand=5,
         draft_rows=2,
+        tail_rows=0,
         config_hash=0,
     )
 
@@ -66,6 +67,7 @@ def test_a_plan_without_rows_has_no_work_and_a_place_in_the_group_s_step():
         max_query=1,
         eager_demand=0,
         draft_rows=0,
+        tail_rows=0,
         config_hash=0,
     )
 

@@ -33,6 +33,7 @@ COST = GraphCost(bytes_per_bucket=100, bytes_per_row=7, source="measured")
 def estimate(
     requests: tuple[int, ...] = (),
     tokens: tuple[int, ...] = (),
+    late: tuple[int, ...] = (),
     *,
     pools="per_graph",
     q_width=1,
@@ -41,6 +42,7 @@ def estimate(
     return graph_pool_estimate(
         request_buckets=requests,
         token_buckets=tokens,
+        late_buckets=late,
         q_width=q_width,
         pools=pools,
         cost=COST,
@@ -59,6 +61,7 @@ def test_the_buckets_of_a_graph_share_a_pool_and_two_graphs_do_not() -> None:
     assert requests == 3 * 100 + 4 * 7
     assert tokens == 2 * 100 + 128 * 7
     assert estimate((1, 2, 4), (64, 128)) == requests + tokens
+    assert estimate((1, 2, 4), (64, 128), (64,)) == requests + tokens + 100 + 64 * 7
 
 
 def test_a_pool_of_its_own_for_every_bucket_adds_up() -> None:
@@ -87,6 +90,7 @@ def test_two_recordings_in_one_pool_give_their_own_bytes_back(
     both = graph_pool_estimate(
         request_buckets=(second, largest),
         token_buckets=(),
+        late_buckets=(),
         q_width=1,
         pools="per_graph",
         cost=cost,
@@ -104,6 +108,12 @@ def test_a_measured_cost_never_falls_below_what_was_measured(
     cost = measured(rows_a=rows, bytes_a=first, rows_b=max(1, rows // 2), bytes_b=first + more)
 
     assert 2 * cost.bytes_per_bucket + rows * cost.bytes_per_row >= first + more
+
+
+def test_the_larger_of_two_costs_counts() -> None:
+    few = GraphCost(bytes_per_bucket=1, bytes_per_row=9, source="measured")
+
+    assert few.at_least(COST) == GraphCost(bytes_per_bucket=100, bytes_per_row=9, source="measured")
 
 
 def test_a_default_cost_counts_the_outputs_of_recorded_matrices() -> None:

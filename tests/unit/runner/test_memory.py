@@ -78,6 +78,7 @@ def test_a_cache_of_our_choice_makes_room_for_recordings(pools: str) -> None:
     expected = graph_pool_estimate(
         request_buckets=(1, 8),
         token_buckets=(),
+        late_buckets=(),
         q_width=1,
         pools=pools,
         cost=COST,
@@ -167,3 +168,60 @@ def test_newest_rows_get_what_running_requests_need_and_the_rest_keeps_every_tok
     assert memory.block_bytes == kept_bytes
     assert memory.total_blocks == (1000 * kept_bytes - 25 * newest_bytes) // kept_bytes
     assert memory.cache_bytes == memory.total_blocks * kept_bytes + 25 * newest_bytes
+
+
+class TwoStages:
+    """What a plan of a start asks of a model in two stages."""
+
+    late_tokens = 100
+    carried_bytes = 4096
+
+
+@pytest.mark.parametrize(
+    ("asked", "buckets"),
+    [
+        ({"max_num_seqs": 1}, (64, 100)),
+        ({"max_num_seqs": 4}, (64, 256)),
+        ({"max_num_seqs": 4, "token_graph_sizes": ""}, ()),
+        ({"graphs": "off"}, ()),
+    ],
+    ids=str,
+)
+def test_late_layers_record_up_to_the_tails_of_all_requests(
+    asked: dict[str, object], buckets: tuple[int, ...]
+) -> None:
+    sizes = {} if asked.get("graphs") == "off" else {"token_graph_sizes": "64,256"}
+    config = a_config(**{"max_num_batched_tokens": 512, **sizes, **asked})
+
+    start = plan_start(config, GROUPS, COST, stages=TwoStages())
+
+    assert start.late_ladder.buckets == buckets
+    assert plan_start(config, GROUPS, COST).late_ladder.buckets == ()
+
+
+def test_what_crosses_between_stages_is_counted_and_taken_from_the_cache() -> None:
+    config = a_tight_config(
+        blocks=5000,
+        graphs="startup",
+        token_graph_sizes="64,256",
+        req_graph_sizes="",
+        max_num_seqs=4,
+        max_num_batched_tokens=512,
+    )
+
+    memory = plan_memory(config, GROUPS, COST, stages=TwoStages())
+
+    # An outlet of 256 rows, what recordings read of these, and ids, positions and places of 512 rows.
+    assert memory.tail_bytes == 2 * 256 * 4096 + 512 * (8 + 4 + 4 + 8)
+    graphs = graph_pool_estimate(
+        request_buckets=(),
+        token_buckets=(64, 256),
+        late_buckets=(64, 256),
+        q_width=1,
+        pools="per_graph",
+        cost=COST,
+        choice_row_bytes=0,
+    )
+    assert memory.graph_estimate_bytes == graphs
+    assert memory.cache_bytes <= 5000 * BLOCK_BYTES - memory.graph_bytes - memory.tail_bytes
+    assert plan_memory(config, GROUPS, COST).tail_bytes == 0

@@ -135,6 +135,7 @@ def test_the_count_of_objects_finds_one_kept_in_every_step():
             max_tokens=1,
             stop_ids=frozenset(),
             scored_tokens=0,
+            first_late=0,
         ),
     ],
     ids=lambda value: type(value).__name__,

@@ -49,6 +49,7 @@ def an_admission(slot: int) -> Admission:
         max_tokens=3,
         stop_ids=frozenset(),
         scored_tokens=0,
+        first_late=0,
     )
 
 

@@ -25,10 +25,13 @@ def decide(plan, **changes) -> StepShape:
     arguments = {
         "exchange": LocalExchange(),
         "table": RunningTable(1),
+        "late_table": RunningTable(1),
         "req_graph": NoGraph(),
         "token_graph": NoGraph(),
+        "late_graph": NoGraph(),
         "policy": PLAIN,
         "eager_demand": NO_DEMAND,
+        "tail_rows": 0,
     }
     return ForwardMode.decide(plan, **(arguments | changes))
 
@@ -144,6 +147,42 @@ def test_if_any_rank_drafts_all_draft_the_bucket_of_the_largest(rows, policy, ex
     assert {shape.draft_requests for shape in shapes} == {expected}
 
 
+def late_shapes(rows, graph):
+    """Mode, rows of its own, rows it runs and the bucket that is missing, of every rank's late layers."""
+    token_graph = Recorded(16)
+    shapes = [
+        settle(rows, r, token_graph=token_graph, late_graph=graph)[0] for r in range(len(rows))
+    ]
+    return [
+        late and (late.mode, late.scheduled_tokens, late.running_tokens, late.wanted)
+        for late in (shape.late for shape in shapes)
+    ]
+
+
+GRAPH, EAGER = Mode.TOKEN_GRAPH, Mode.EAGER
+
+
+@pytest.mark.parametrize(
+    ("graph", "expected"),
+    [
+        (Recorded(4, 8), [(GRAPH, 5, 8, None), (GRAPH, 0, 8, None), (GRAPH, 2, 8, None)]),
+        (Recorded(4), [(EAGER, 5, 5, None), (EAGER, 0, 1, None), (EAGER, 2, 2, None)]),
+        (Recorded(8, missing=(8,)), [(EAGER, 5, 5, 8), (EAGER, 0, 1, 8), (EAGER, 2, 2, 8)]),
+        (NoGraph(), [(EAGER, 5, 5, None), (EAGER, 0, 1, None), (EAGER, 2, 2, None)]),
+    ],
+)
+def test_late_layers_run_the_bucket_of_the_largest_tail_on_every_rank(graph, expected):
+    """GR-34. The second rank has no row for them, and the third decodes beside peers that prefill."""
+    rows = [a_row(prefill=(9,), tail=5), a_row(prefill=(9,)), a_row(decode=2, tail=2)]
+
+    assert late_shapes(rows, graph) == expected
+
+
+def test_late_layers_run_on_their_own_beside_prefill_rows_alone():
+    assert late_shapes([a_row(prefill=(9,)), a_row()], Recorded(4)) == [None, None]
+    assert late_shapes([a_row(decode=2, tail=2)], Recorded(4)) == [None]
+
+
 def test_the_running_table_is_one_array_over_all_steps_that_readers_cannot_change():
     table = RunningTable(1)
     view, address = table.view, table.view.ctypes.data
@@ -215,9 +254,9 @@ def test_a_bucket_that_is_too_small_is_refused():
 
 
 def test_a_shape_that_contradicts_itself_is_refused_by_field_and_value():
-    graphs = {"req_graph": Recorded(4), "token_graph": Recorded(16)}
+    graphs = {"req_graph": Recorded(4), "token_graph": Recorded(16), "late_graph": Recorded(8)}
     decode, _ = settle([a_row(decode=3, width=2)], 0, **graphs)
-    prefill, _ = settle([a_row(prefill=(9,))], 0, **graphs)
+    prefill, _ = settle([a_row(prefill=(9,), tail=3)], 0, **graphs)
 
     with pytest.raises(ShapeInvariant, match="running_tokens is 9; 4 decode rows of 2 tokens"):
         check_shape(replace(decode, running_tokens=9), **graphs)
@@ -225,6 +264,9 @@ def test_a_shape_that_contradicts_itself_is_refused_by_field_and_value():
         check_shape(replace(decode, running_requests=3, running_tokens=6), **graphs)
     with pytest.raises(ShapeInvariant, match="running_tokens is 15, a token bucket"):
         check_shape(replace(prefill, running_tokens=15), **graphs)
+    for rows, what in ((2, "2 rows, and 3 are scheduled"), (7, "7 rows, a bucket")):
+        with pytest.raises(ShapeInvariant, match=f"late layers run {what}"):
+            check_shape(replace(prefill, late=replace(prefill.late, running_tokens=rows)), **graphs)
     check_shape(decode, **graphs)
     check_shape(prefill, **graphs)
 

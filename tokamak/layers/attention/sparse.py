@@ -214,7 +214,7 @@ class SparseAttention:
 
     def attend(self, q: Tensor, chosen: Tensor, out: Tensor, context: StepContext) -> None:
         """The body of the region."""
-        entries = self.entries
+        entries, starts = self.entries, context.inputs.window_starts
         for half in context.attn.halves:
             queries, listed, mixed, positions = cut(half, q, chosen, out, context.inputs.positions)
             self._attend(
@@ -230,6 +230,7 @@ class SparseAttention:
                 half.query_starts,
                 half.q_width,
                 self._window_tokens,
+                None if starts is None else starts[half.requests],
                 self._scale,
                 self.sink.values,
                 mixed,

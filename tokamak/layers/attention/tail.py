@@ -1,7 +1,7 @@
 """Which rows of a step do late layers run for? The newest of each prompt, and all decode rows.
 
-`TailRows` is chosen once a step, on the host. `TailBuffers` hands early rows over to late layers and late results
-back to the step's order; nothing else knows that there are two orders of rows.
+`TailRows` is chosen once a step, on the host, and published with the step's other numbers. `TailBuffers` hands early
+rows over to late layers and late results back to the step's order; nothing else knows that there are two orders of rows.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from torch import Tensor
 
 from tokamak.cache.view import PagedBuffers
 from tokamak.core.context import StepContext
-from tokamak.core.inputs import AttnHalf, AttnStep, Rows, StepInputs
-from tokamak.core.plan import Int32s, StepPlan
+from tokamak.core.inputs import AttnHalf, AttnStep, StepInputs
+from tokamak.core.plan import Int32s, LateShape, StepPlan
 from tokamak.errors import TailOverflow
 
 
@@ -26,115 +26,145 @@ class TailRows:
 
     rows: Int32s  # [tail]      token rows of the step
     counts: Int32s  # [requests]  how many each request has
-    inverse: (
-        Int32s  # [tokens]    where a token row of the step is among the tail's, -1 where it is not
-    )
+    first: Int32s  # [requests]  the first position late layers run for, in this step or before
 
     @classmethod
     def of(cls, plan: StepPlan, first: Int32s) -> TailRows:
         """Choose rows at a position of `first` or behind it. first: int32 [requests]; 0 asks for every row."""
-        skipped = np.clip(first - plan.computed_before, 0, plan.query_lens).astype(np.int32)
+        counts = tail_counts(plan, first)
         starts = np.cumsum(plan.query_lens, dtype=np.int32) - plan.query_lens
-        place = np.arange(plan.scheduled_tokens, dtype=np.int32) - np.repeat(
-            starts, plan.query_lens
-        )
-        rows = np.flatnonzero(place >= np.repeat(skipped, plan.query_lens)).astype(np.int32)
-        inverse = np.full(plan.scheduled_tokens, -1, dtype=np.int32)
-        inverse[rows] = np.arange(len(rows), dtype=np.int32)
-        return cls(rows=rows, counts=plan.query_lens - skipped, inverse=inverse)
+        place = np.arange(plan.scheduled_tokens, dtype=np.int32)
+        skipped = np.repeat(starts + plan.query_lens - counts, plan.query_lens)
+        rows = np.flatnonzero(place >= skipped).astype(np.int32)
+        return cls(rows=rows, counts=counts, first=first)
+
+    def stage(self, rows: Int32s, starts: Int32s, first: Int32s) -> None:
+        """Write what late inputs are made from.
+
+        rows: int32 [running tokens]. starts, first: int32 [running requests + 1] and [running requests].
+        Rows of padding carry what the first row of the step has; requests of padding have no row.
+        """
+        real, requests = len(self.rows), len(self.counts)
+        rows[:real], rows[real:] = self.rows, 0
+        starts[0] = 0
+        np.cumsum(self.counts, out=starts[1 : requests + 1])
+        starts[requests + 1 :] = real
+        first[:requests], first[requests:] = self.first, 0
+
+
+def tail_counts(plan: StepPlan, first: Int32s) -> Int32s:
+    """How many rows each request has at a position of `first` or behind it. Both int32 [requests]."""
+    return np.clip(plan.lengths - first, 0, plan.query_lens).astype(np.int32)
+
+
+def tail_bytes(most: int, *, groups: int, carried_rows: int, carried_bytes: int) -> int:
+    """Bytes of `TailBuffers` for up to `most` rows: numbers, ids and positions, and write slots of each group."""
+    return most * (8 + 4 + 4 + 8 * groups) + carried_rows * carried_bytes
 
 
 class TailBuffers:
-    """Fixed buffers of the late stage's inputs, so that a recording finds the next step's at the same addresses."""
+    """Fixed buffers of the late stage's inputs, so that a recording finds the next step's at the same addresses.
+
+    Args:
+        rows: int32 [most], where a step's tail rows are published.
+        query_starts: int32 [requests + 1], where the first tail row of each request is.
+        window_starts: int32 [requests], where windows of late layers begin (`Stages.bounded`); None for all rows.
+        groups: by cache group, the buffers that early layers read.
+        carried_rows: rows of the largest recording of late layers.
+        carried_bytes: of a row that early layers leave.
+    """
 
     def __init__(
         self,
-        device: torch.device,
+        rows: Tensor,
+        query_starts: Tensor,
         *,
-        max_tokens: int,
-        max_requests: int,
+        window_starts: Tensor | None,
+        groups: Mapping[str, PagedBuffers],
+        carried_rows: int,
         carried_bytes: int,
-        groups: tuple[str, ...],
     ) -> None:
-        def zeros(*shape: int, dtype: torch.dtype = torch.int32) -> Tensor:
-            return torch.zeros(shape, dtype=dtype, device=device)
+        most = len(rows)
 
-        self._rows = zeros(max_tokens, dtype=torch.int64)
-        self._token_ids, self._positions = zeros(max_tokens), zeros(max_tokens)
-        self._query_starts = zeros(max_requests + 1)
-        self._write_slots = {group: zeros(max_tokens, dtype=torch.int64) for group in groups}
-        self._carried = zeros(max_tokens, carried_bytes, dtype=torch.uint8)
-        self._max_tokens = max_tokens
+        def zeros(*shape: int, dtype: torch.dtype) -> Tensor:
+            return torch.zeros(shape, dtype=dtype, device=rows.device)
 
-    def prepare(self, tail: TailRows, context: StepContext, running_tokens: int) -> StepContext:
-        """The context of a step's late stage, padded to `running_tokens` rows: a bucket, or as many as there are.
+        self._published, self._query_starts = rows, query_starts
+        self._window_starts = window_starts
+        self._rows = zeros(most, dtype=torch.int64)
+        self._token_ids = zeros(most, dtype=torch.int32)
+        self._positions = zeros(most, dtype=torch.int32)
+        self._groups = {
+            name: buffers.of_rows(zeros(most, dtype=torch.int64), query_starts)
+            for name, buffers in groups.items()
+        }
+        self._carried = zeros(carried_rows, carried_bytes, dtype=torch.uint8)
+
+    def prepare(self, tail: TailRows, context: StepContext, late: LateShape) -> StepContext:
+        """The context of a step's late forward, whose rows are published: a bucket's, or as many as there are.
 
         Raises:
             TailOverflow: there are more rows than that, or the buffers are smaller.
         """
-        real = len(tail.rows)
-        if not real <= running_tokens <= self._max_tokens:
+        real, running = len(tail.rows), late.running_tokens
+        if not real <= running <= len(self._rows):
             raise TailOverflow(
-                f"{real} tail rows were to run as {running_tokens}, in buffers of {self._max_tokens}",
+                f"{real} tail rows were to run as {running}, in buffers of {len(self._rows)}",
                 hint="late layers never run for more rows than max_num_batched_tokens",
             )
-        inputs = self._fill(tail, context.inputs, running_tokens)
-        shape = replace(context.shape, scheduled_tokens=real, running_tokens=running_tokens)
-        attn = self._attention(tail, context.attn)
-        return replace(context, shape=shape, inputs=inputs, attn=attn)
+        shape = replace(
+            context.shape,
+            mode=late.mode,
+            scheduled_tokens=real,
+            running_tokens=running,
+            late=None,
+        )
+        return replace(
+            context,
+            shape=shape,
+            inputs=self._fill(real, context.inputs, running),
+            attn=self._attention(tail, context.attn),
+        )
 
-    def hand_over(self, early: Tensor, running_tokens: int) -> None:
-        """Copy the rows that late layers run for. early: uint8 [tokens, carried_bytes]."""
-        rows = self._rows[:running_tokens]
-        torch.index_select(early, 0, rows, out=self._carried[:running_tokens])
+    def gather(self, early: Tensor, late: StepContext) -> Tensor:
+        """The rows that late layers run for, of uint8 [tokens, carried_bytes]."""
+        return early.index_select(0, self._rows[: late.shape.running_tokens])
+
+    def hand_over(self, early: Tensor, late: StepContext) -> None:
+        """The same, into the buffer that recordings read."""
+        running = late.shape.running_tokens
+        torch.index_select(early, 0, self._rows[:running], out=self._carried[:running])
 
     def carried(self, running_tokens: int) -> Tensor:
         """What was handed over: uint8 [running_tokens, carried_bytes]."""
         return self._carried[:running_tokens]
 
-    def hand_back(self, tail: TailRows, late: Tensor, tokens: int) -> Tensor:
+    def hand_back(self, hidden: Tensor, late: StepContext, tokens: int) -> Tensor:
         """Results in the step's order, zero in rows late layers did not run for: [tokens, width]."""
-        real = len(tail.rows)
-        out = late.new_zeros((tokens, *late.shape[1:]))
-        return out.index_copy_(0, self._rows[:real], late[:real])
+        real = late.shape.scheduled_tokens
+        out = hidden.new_zeros((tokens, *hidden.shape[1:]))
+        return out.index_copy_(0, self._rows[:real], hidden[:real])
 
-    def _fill(self, tail: TailRows, step: StepInputs, running: int) -> StepInputs:
-        real, requests = len(tail.rows), step.query_starts.shape[0] - 1
-        starts = np.zeros(requests + 1, dtype=np.int32)
-        starts[1 : len(tail.counts) + 1] = np.cumsum(tail.counts)
-        starts[len(tail.counts) + 1 :] = real
-        self._query_starts[: requests + 1].copy_(torch.from_numpy(starts))
-        self._rows[:real].copy_(torch.from_numpy(tail.rows))
-        # Rows of padding carry what the first row of the step has, and write nowhere.
-        self._rows[real:running].zero_()
+    def _fill(self, real: int, step: StepInputs, running: int) -> StepInputs:
+        requests = step.query_starts.shape[0] - 1
         rows = self._rows[:running]
+        rows.copy_(self._published[:running])
         for to, of in ((self._token_ids, step.token_ids), (self._positions, step.positions)):
             torch.index_select(of, 0, rows, out=to[:running])
             to[real:running].zero_()
+        for name, buffers in self._groups.items():
+            slots = buffers.write_slots
+            torch.index_select(step.rows[name].write_slots, 0, rows, out=slots[:running])
+            slots[real:running].fill_(-1)
+        starts = self._window_starts
         return replace(
             step,
             token_ids=self._token_ids[:running],
             positions=self._positions[:running],
             query_starts=self._query_starts[: requests + 1],
-            rows=self._rows_of_groups(step.rows, real, running, requests),
+            rows={name: of.view(requests, running) for name, of in self._groups.items()},
+            window_starts=None if starts is None else starts[:requests],
         )
-
-    def _rows_of_groups(
-        self, groups: Mapping[str, Rows], real: int, running: int, requests: int
-    ) -> dict[str, Rows]:
-        found: dict[str, Rows] = {}
-        for group, slots in self._write_slots.items():
-            rows = groups[group]
-            torch.index_select(rows.write_slots, 0, self._rows[:running], out=slots[:running])
-            slots[real:running].fill_(-1)
-            found[group] = PagedBuffers(
-                block_table=rows.block_table,
-                lengths=rows.lengths,
-                write_slots=slots,
-                query_starts=self._query_starts,
-                block_tokens=rows.block_tokens,
-            ).view(requests, running)
-        return found
 
     def _attention(self, tail: TailRows, attn: AttnStep) -> AttnStep:
         """The same requests with the tail's rows; a half without any is none."""

@@ -17,7 +17,7 @@ from tokamak.quant.formats import FP8, MXFP4, NVFP4, KVFormat
 NATIVE = "native"
 """What `kv_cache_dtype` calls these formats."""
 
-FORMS = {"window": FP8, "entries": NVFP4, "index_keys": MXFP4}
+FORMS = {"window": FP8, "late_window": FP8, "entries": NVFP4, "index_keys": MXFP4}
 """By what a sub-cache's name begins with."""
 
 

@@ -52,6 +52,17 @@ def cut_layer(config: V41Config) -> int | None:
     return cut if chooses and not has_memory else None
 
 
+def tail_tokens(config: V41Config, cut: int, *, bounded: bool) -> int:
+    """Newest tokens of a prompt that the layers from `cut` on run for: the depth of the tail, decided here alone.
+
+    With `bounded` a window, as the model is meant to be run; else as many as change no number.
+    """
+    shared = config.shared
+    if bounded:
+        return shared.window_tokens
+    return late_tokens(window_tokens=shared.window_tokens, layers=shared.layers - cut)
+
+
 class V41Stages:
     """Implements `layers.stages.Stages` over a decoder's layers."""
 
@@ -65,6 +76,7 @@ class V41Stages:
         begin_regions: Sequence[str],
         end: Callable[[Tensor, Tensor], Tensor],
         dtype: torch.dtype,
+        bounded: bool,
     ) -> None:
         """begin: streams and coefficients of a step's tokens; end: both of them to hidden states.
 
@@ -75,7 +87,8 @@ class V41Stages:
         self._begin, self._end = begin, end
         self._begin_regions = tuple(begin_regions)
         self._streams, self._dtype = shared.mixing.count, dtype
-        self.late_tokens = late_tokens(window_tokens=shared.window_tokens, layers=len(self._late))
+        self.bounded = bounded
+        self.late_tokens = tail_tokens(config, cut, bounded=bounded)
         self.carried_bytes = row_bytes(streams=self._streams, width=shared.width, dtype=dtype)
 
     def early(self, step: StepInputs) -> Tensor:

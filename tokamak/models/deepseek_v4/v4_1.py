@@ -35,7 +35,7 @@ from tokamak.models.deepseek_v4.attention import (
 )
 from tokamak.models.deepseek_v4.compressed_ids import compressed_ids
 from tokamak.models.deepseek_v4.config_v4_1 import V41Config
-from tokamak.models.deepseek_v4.kept_v4_1 import sub_caches
+from tokamak.models.deepseek_v4.kept_v4_1 import sub_caches, window_name
 from tokamak.models.deepseek_v4.records import NATIVE, is_packed
 from tokamak.models.deepseek_v4.stages import V41Stages, cut_layer
 from tokamak.text.tokenizer import Tokenizer
@@ -58,7 +58,7 @@ class V41Layer:
         self.attention = make_attention(
             build,
             shared,
-            window=caches.rows("window", layer),
+            window=caches.rows(window_name(config, layer), layer),
             entries=entries,
             rotation=rotation,
             round_window=rounding.window,
@@ -198,7 +198,8 @@ class DeepseekV41(Model):
         c = config.shared
         c.check_context(self.architectures[0], build.max_model_len)
         packed = is_packed(build, self.architectures[0], rounds=config.rounds_caches)
-        self._caches = Caches(build, sub_caches(config, state_dtype(build)), packed=packed)
+        kept = sub_caches(config, state_dtype(build), bounded=build.bounded_replay)
+        self._caches = Caches(build, kept, packed=packed)
         self._head = Head(build, c.vocab_tokens, c.width)
         self._embedding = Embedding(build, c.vocab_tokens, c.width, head=None)
         rotations = [
@@ -225,6 +226,7 @@ class DeepseekV41(Model):
                 begin_regions=self._begin_regions(),
                 end=self._reader,
                 dtype=build.dtype,
+                bounded=build.bounded_replay,
             )
         )
         self._beside: frozenset[str] = frozenset()

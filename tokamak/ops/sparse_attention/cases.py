@@ -1,10 +1,11 @@
-"""Windows that reach back before a text, lists with few and no entries, and layers without any."""
+"""Windows that reach back before a text or a first row, lists with few and no entries, and layers without any."""
 
 from __future__ import annotations
 
 from functools import partial
 
 import torch
+from torch import Tensor
 
 from tokamak.ops.case import Case, seeded, tolerance_of
 from tokamak.ops.paged_cases import LONG_STEPS, STEPS, Requests
@@ -14,7 +15,13 @@ RATIO, MOST = 2, 6
 
 
 def _make(
-    name: str, step: Requests, window: int, has_entries: bool, dtype: torch.dtype
+    name: str,
+    step: Requests,
+    window: int,
+    has_entries: bool,
+    dtype: torch.dtype,
+    *,
+    has_starts: bool = False,
 ) -> tuple[object, ...]:
     generator, heads, dim = seeded(name), 4, 32
     table = step.table(generator)
@@ -22,6 +29,13 @@ def _make(
     tokens = len(positions)
     q = torch.randn((tokens, heads, dim), generator=generator).to(dtype)
     rows = step.cache(table, dim, generator).to(dtype)
+    window_starts = _window_starts(step, window) if has_starts else None
+    if window_starts is not None:
+        for request, start in enumerate(window_starts.tolist()):
+            for at in range(start):
+                rows[table[request, at // step.block_tokens], 0, at % step.block_tokens] = float(
+                    "nan"
+                )
     entries = entry_table = chosen = None
     if has_entries:
         entry_table = step.table(generator)
@@ -35,8 +49,8 @@ def _make(
         chosen[repeated | (visible == 0).unsqueeze(1)] = -1
     sink = torch.randn(heads, generator=generator)
     return (
-        q, rows, table, entries, entry_table, chosen, positions, step.starts(), step.width, window, dim**-0.5, sink,
-        torch.full_like(q, float("nan")),
+        q, rows, table, entries, entry_table, chosen, positions, step.starts(), step.width, window, window_starts,
+        dim**-0.5, sink, torch.full_like(q, float("nan")),
     )  # fmt: skip
 
 
@@ -53,12 +67,24 @@ def _packed(
     return (*inputs, *forms)
 
 
+def _window_starts(step: Requests, window: int) -> Tensor:
+    """First rows beside a request's last, behind it, inside the first query's window, at its edge, in front of it."""
+    found: list[int] = []
+    for at, (length, queries) in enumerate(zip(step.lengths, step.queries, strict=True)):
+        query = length - queries
+        starts = (
+            length - 2, length, query - window // 2, query - window + 1, query - window,
+        )  # fmt: skip
+        found.append(max(0, starts[at % len(starts)]))
+    return torch.tensor(found, dtype=torch.int32)
+
+
 sparse_attention_cases = [
     Case(
         title,
         partial(_make, title, step, window, has_entries, dtype),
         tolerance_of(dtype),
-        changed=(12,),
+        changed=(13,),
     )
     for dtype in (torch.float32, torch.bfloat16)
     for name, step in STEPS.items()
@@ -73,7 +99,7 @@ sparse_attention_cases += [
         title,
         partial(_make, title, step, 128, True, torch.bfloat16),
         tolerance_of(torch.bfloat16),
-        changed=(12,),
+        changed=(13,),
     )
     for name, step in LONG_STEPS.items()
     for title in [f"{name} window 128 and entries bfloat16"]
@@ -83,7 +109,7 @@ sparse_attention_cases += [
         title,
         partial(_packed, title, STEPS[name], window, has_entries, dtype),
         tolerance_of(dtype),
-        changed=(12,),
+        changed=(13,),
     )
     for name, window, has_entries, dtype in (
         ("small blocks", 33, True, torch.float32),
@@ -91,4 +117,21 @@ sparse_attention_cases += [
         ("drafts", 33, False, torch.float32),
     )
     for title in [f"{name} of records{' and entries' if has_entries else ''}"]
+]
+sparse_attention_cases += [
+    Case(
+        title,
+        partial(_make, title, step, window, has_entries, dtype, has_starts=True),
+        tolerance_of(dtype),
+        changed=(13,),
+    )
+    for name, step, window, has_entries, dtype in (
+        ("drafts", STEPS["drafts"], 8, False, torch.float32),
+        ("decode", STEPS["decode"], 33, True, torch.float32),
+        ("two chunks", Requests(prefill=((5, 4), (3, 20))), 8, True, torch.bfloat16),
+    )
+    for title in [
+        f"{name} from a first row on, window {window}{' and entries' if has_entries else ''} "
+        f"{str(dtype).removeprefix('torch.')}"
+    ]
 ]

@@ -29,6 +29,7 @@ def sparse_attention(
     query_starts: Tensor,
     q_width: int,
     window_tokens: int,
+    window_starts: Tensor | None,
     scale: float,
     sink: Tensor,
     out: Tensor,
@@ -41,18 +42,20 @@ def sparse_attention(
     entries: [blocks, 1, block_rows, dim], or None where there are none, like the next two. window_table, entry_table:
     [requests, blocks] int32. chosen: int32 [tokens, most], entry numbers, negative ones none.
     positions: [tokens] int32. query_starts: [requests + 1] int32; q_width: rows of every request, or 0 where they
-    differ. scale: multiplies scores. sink: [heads] float32, a score of its own in every softmax.
+    differ. window_starts: [requests] int32, the first position of a request whose row may be read, or None for all.
+    scale: multiplies scores. sink: [heads] float32, a score of its own in every softmax.
     out: [tokens, heads, dim], written whole; 0 where a query sees nothing. Softmax in float32.
     window_form, entry_form: where rows or entries are records (uint8), their format; the last axis is then bytes.
     """
     tokens, _, dim = q.shape
     requests = requests_of_rows(query_starts, q_width, tokens)
+    starts = None if window_starts is None else window_starts.index_select(0, requests)
     back = torch.arange(window_tokens - 1, -1, -1, device=q.device)
     most = 0 if chosen is None else chosen.shape[1]
     for band in bands(tokens, (window_tokens + most) * dim):
         request = requests[band].unsqueeze(1)
         at = positions[band].long().unsqueeze(1) - back
-        seen = at >= 0
+        seen = at >= (0 if starts is None else starts[band].unsqueeze(1))
         keys = _gather(window_rows, window_table, request, at.clamp(min=0), dim, window_form)
         if chosen is not None:
             assert entries is not None, "entries are chosen, and there are none"

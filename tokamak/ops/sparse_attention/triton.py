@@ -37,7 +37,9 @@ LEAST_ROWS = 16
 """Of a tile that matrix units multiply."""
 VARYING = ("requests", "q_width", "window_tokens", "listed")
 """Arguments whose numbers make no kernel of their own; of the next, whose alignment makes none."""
-SLICED = ("window_table_ptr", "entry_table_ptr", "positions_ptr", "starts_ptr")
+SLICED = (
+    "window_table_ptr", "entry_table_ptr", "positions_ptr", "starts_ptr", "window_starts_ptr",
+)  # fmt: skip
 
 
 @triton.jit
@@ -89,6 +91,7 @@ def _sparse_attention_kernel(
     chosen_ptr,
     positions_ptr,
     starts_ptr,
+    window_starts_ptr,
     sinks_ptr,
     out_ptr,
     partial_ptr,
@@ -140,10 +143,13 @@ def _sparse_attention_kernel(
     table = window_table_ptr + request * stride_window_table
     tiles = tl.cdiv(window_tokens, TILE)
     oldest = position - window_tokens + 1
-    first = tl.maximum(-oldest, 0) // TILE
+    start = 0
+    if window_starts_ptr is not None:
+        start = tl.load(window_starts_ptr + request)
+    first = tl.maximum(start - oldest, 0) // TILE
     for tile in range(first + (split + SPLITS - first % SPLITS) % SPLITS, tiles, SPLITS):
         at = oldest + tile * TILE + in_tile
-        seen = (at >= 0) & (at <= position)
+        seen = (at >= start) & (at <= position)
         offsets = offsets_of(
             table, tl.maximum(at, 0), seen, stride_window_block, stride_window_row, WINDOW_BLOCK_ROWS
         )  # fmt: skip
@@ -261,6 +267,7 @@ def attend_sparsely(
     query_starts: Tensor,
     q_width: int,
     window_tokens: int,
+    window_starts: Tensor | None,
     scale: float,
     sink: Tensor,
     out: Tensor,
@@ -295,8 +302,8 @@ def attend_sparsely(
         "WIDE_SPLITS": splits, "MERGE_ROWS": merge,
     }  # fmt: skip
     _sparse_attention_kernel[(pairs, splits)](
-        q, window_rows, window_table, entries, entry_table, chosen, positions, query_starts, sink, out, partial,
-        scale, query_starts.shape[0] - 1, q_width, window_tokens, listed,
+        q, window_rows, window_table, entries, entry_table, chosen, positions, query_starts, window_starts, sink,
+        out, partial, scale, query_starts.shape[0] - 1, q_width, window_tokens, listed,
         q.stride(0), q.stride(1), window_rows.stride(0), window_rows.stride(2), window_table.stride(0),
         entries.stride(0), entries.stride(2), entry_table.stride(0), 0 if chosen is None else chosen.stride(0),
         out.stride(0), out.stride(1),
@@ -324,6 +331,7 @@ def triton_sparse_attention(
     query_starts: Tensor,
     q_width: int,
     window_tokens: int,
+    window_starts: Tensor | None,
     scale: float,
     sink: Tensor,
     out: Tensor,
@@ -340,5 +348,5 @@ def triton_sparse_attention(
     form = choose_form(tokens, heads, keys, row_bytes, q.device, packed=packed)
     attend_sparsely(
         q, window_rows, window_table, entries, entry_table, chosen, positions, query_starts, q_width,
-        window_tokens, scale, sink, out, form, window_form, entry_form,
+        window_tokens, window_starts, scale, sink, out, form, window_form, entry_form,
     )  # fmt: skip
