@@ -17,6 +17,7 @@ from tokamak.core.inputs import AttnHalf, AttnStep, StepInputs
 from tokamak.core.plan import Admission, Grants, StepPlan, StepShape
 from tokamak.layers.attention.scorer import IndexRows
 from tokamak.layers.attention.sparse import Picked
+from tokamak.layers.attention.tail import TailRows
 from tokamak.runner.status import PrevStatus
 
 PACKAGE = Path(__file__).resolve().parents[2] / "tokamak"
@@ -25,7 +26,7 @@ VALUES = (
     StepPlan, StepShape, StepInputs, AttnStep, AttnHalf, StepContext, PrevStatus, Admission, Grants,
 )  # fmt: skip
 
-TABLES = (PagedBuffers, LaunchStorage, IndexRows, Picked)
+TABLES = (PagedBuffers, LaunchStorage, IndexRows, Picked, TailRows)
 """What is read at home too."""
 
 WAITING = {

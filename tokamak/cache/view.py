@@ -48,8 +48,17 @@ class PagedBuffers:
         return PagedView(self, running_requests, running_tokens)
 
     def of_rows(self, write_slots: Tensor, query_starts: Tensor) -> PagedBuffers:
-        """The same requests with other token rows, which have derived tables of their own."""
-        return replace(self, write_slots=write_slots, query_starts=query_starts, _made={})
+        """The same requests with other token rows, which have derived tables of their own.
+
+        Requests may have no row among them, so that rows are not as wide as plans of walks take them to be: there are none.
+        """
+        return replace(
+            self,
+            write_slots=write_slots,
+            query_starts=query_starts,
+            launch=LaunchStorage(),
+            _made={},
+        )
 
     def table(self, width: int) -> Tensor:
         """The buffer of a derived table: tiles of `width` [tiles, 2], or running sums (width 0) [sums].

@@ -47,7 +47,7 @@ class Walked:
 
     def plan(self, sub_cache: str) -> np.ndarray:
         """The plan that lies in the storage of its group."""
-        launch = self.rank.runner._inputs._buffers[self.groups[sub_cache]].launch
+        launch = self.rank.runner._inputs.buffers[self.groups[sub_cache]].launch
         (plans,) = launch._plans.values()
         assert len(plans) == 1, "these rows are scored in one band"
         return plans[0].numpy()

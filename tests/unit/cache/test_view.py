@@ -174,6 +174,15 @@ def test_keys_of_other_tokens_and_other_lists_are_walked_by_other_plans_of_one_s
     assert view.fills == 3
 
 
+def test_rows_chosen_among_a_step_s_are_walked_by_no_plan():
+    buffers = walking_buffers(9)
+
+    chosen = buffers.of_rows(buffers.write_slots.clone(), buffers.query_starts)
+
+    assert walk(buffers.view(4, 8)) is not None
+    assert walk(chosen.view(4, 8)) is None
+
+
 @pytest.mark.parametrize("programs", [0, 4])
 def test_nothing_is_planned_where_nobody_walks_or_more_pieces_are_than_programs(programs):
     view = walking_buffers(programs).view(4, 8)
