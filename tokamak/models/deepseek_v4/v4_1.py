@@ -161,14 +161,7 @@ class V41Layer:
 
     def weights(self, at: str, experts: int) -> weights.Weights:
         """Its parameters. at: its place, such as `layers.3`."""
-        found = {
-            f"{at}.attention_norm": (self.attention_norm.weight, (f"{at}.attn_norm.weight",)),
-            f"{at}.mlp_norm": (self.mlp_norm.weight, (f"{at}.ffn_norm.weight",)),
-            **weights.site_weights(self.attention_site, at, "attn"),
-            **weights.site_weights(self.mlp_site, at, "ffn"),
-            **weights.attention_weights(self.attention, at),
-            **weights.experts_weights(self.experts, at, experts),
-        }
+        found = weights.layer_weights(self, at, experts)
         if self.engram is not None:
             found |= weights.engram_weights(self.engram, at)
         if self.source is not None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Mapping, Sequence
+from typing import Protocol
 
 import torch
 
@@ -14,13 +15,37 @@ from tokamak.layers.engram import Engram
 from tokamak.layers.model import Parameter
 from tokamak.layers.moe import StackedExperts
 from tokamak.layers.moe_rooted import RootedExperts
+from tokamak.layers.norm import RMSNorm
 from tokamak.layers.plain import fan_in
 from tokamak.layers.residual import MixSite
 
 Weights = dict[str, tuple[Parameter, tuple[str, ...]]]
 
 
-def attention_weights(attention: SparseAttention, at: str) -> Weights:
+class Layer(Protocol):
+    """What the layers of both models have."""
+
+    attention_site: MixSite
+    attention_norm: RMSNorm
+    attention: SparseAttention
+    mlp_site: MixSite
+    mlp_norm: RMSNorm
+    experts: RootedExperts
+
+
+def layer_weights(layer: Layer, at: str, experts: int) -> Weights:
+    """Those of every layer's attention and experts. at: its place, such as `layers.3`."""
+    return {
+        f"{at}.attention_norm": (layer.attention_norm.weight, (f"{at}.attn_norm.weight",)),
+        f"{at}.mlp_norm": (layer.mlp_norm.weight, (f"{at}.ffn_norm.weight",)),
+        **_site_weights(layer.attention_site, at, "attn"),
+        **_site_weights(layer.mlp_site, at, "ffn"),
+        **_attention_weights(layer.attention, at),
+        **_experts_weights(layer.experts, at, experts),
+    }
+
+
+def _attention_weights(attention: SparseAttention, at: str) -> Weights:
     """Those of every layer's attention. at: the layer's place, such as `layers.3`."""
     a, of = attention, f"{at}.attn"
     return {
@@ -57,7 +82,7 @@ def indexer_weights(indexer: Indexer, at: str) -> Weights:
     }
 
 
-def site_weights(site: MixSite, at: str, name: str) -> Weights:
+def _site_weights(site: MixSite, at: str, name: str) -> Weights:
     """Those of one site of hyper-connections. name: `attn` or `ffn`."""
     of = f"{at}.hc_{name}"
     return {
@@ -67,7 +92,7 @@ def site_weights(site: MixSite, at: str, name: str) -> Weights:
     }
 
 
-def experts_weights(moe: RootedExperts, at: str, experts: int) -> Weights:
+def _experts_weights(moe: RootedExperts, at: str, experts: int) -> Weights:
     """Those of a layer's experts, expert by expert."""
     of = f"{at}.ffn"
     shared = f"{of}.shared_experts"
