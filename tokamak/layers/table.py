@@ -24,6 +24,9 @@ DRAWN_ROWS = 1 << 16
 class Table:
     """[rows, width]: on the device, or on the host, where a CPU reads the checkpoint's file and a GPU pinned memory."""
 
+    row_shapes: tuple[tuple[int, ...], ...] = ()
+    """Matrices a token row goes through: none, as rows are looked up in it."""
+
     def __init__(self, build: Build, rows: int, width: int) -> None:
         """Raises NoBackendError where a GPU would read the host's memory without a kernel that can."""
         self._shape = (rows, width)

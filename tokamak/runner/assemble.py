@@ -26,6 +26,7 @@ from tokamak.layers.build import Build
 from tokamak.layers.model import Model
 from tokamak.layers.moe import StackedExperts
 from tokamak.layers.plain import Plain
+from tokamak.layers.table import Table
 from tokamak.models.registry import find
 from tokamak.ops.load import load_backends
 from tokamak.ops.sample import argmax_rows, draw_rows, token_weights
@@ -208,7 +209,7 @@ def make_build(config: EngineConfig) -> Build:
 def _default_cost(config: EngineConfig, build: Build, model: Model) -> GraphCost:
     shapes = [
         parameter.row_shapes
-        if isinstance(parameter, StackedExperts | Plain)
+        if isinstance(parameter, StackedExperts | Plain | Table)
         else parameter.part_shapes
         for parameter, _ in model.weights().values()
     ]

@@ -9,6 +9,7 @@ from tests.support.steps import a_build
 from tokamak.core.weight import DenseWeight
 from tokamak.layers.grouped import GroupedLinear
 from tokamak.layers.plain import Plain
+from tokamak.layers.table import Table
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int32])
@@ -27,8 +28,9 @@ def test_a_plain_parameter_is_not_read_before_it_is_loaded():
         _ = Plain(a_build(), (3,)).values
 
 
-def test_a_table_is_no_matrix_that_rows_go_through():
-    assert Plain(a_build(), (384_006_168, 256)).row_shapes == ()
+@pytest.mark.parametrize("kind", [Plain, lambda build, shape: Table(build, *shape)])
+def test_a_table_is_no_matrix_that_rows_go_through(kind):
+    assert kind(a_build(), (384_006_168, 256)).row_shapes == ()
 
 
 def test_each_group_is_multiplied_with_its_own_rows():

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.tiny import qwen3_moe_config, write_checkpoint
+from tests.support.tiny_v4 import SMALL, v4_1_config
 from tokamak.checkpoint import load
 from tokamak.config.engine import EngineConfig
 from tokamak.config.options import EngineOptions
@@ -30,6 +31,8 @@ MODES: dict[str, dict[str, object]] = {
         "token_graph_sizes": "16,32",
     },
 }
+
+LARGER_TABLE = {"engram_vocab_size": 997, "engram_num_embeddings": [6090]}
 
 
 @pytest.fixture(scope="module")
@@ -136,3 +139,15 @@ def test_a_default_cost_counts_the_experts_a_row_goes_through_and_no_other(tmp_p
     assert costs[0].source == "default"
     # The scores of the router alone, twice, in each of two layers.
     assert many - few == 2 * 2 * (600 - 6) * 4
+
+
+def test_a_default_cost_counts_no_table_of_n_grams(tmp_path: Path) -> None:
+    costs = []
+    for table in ({"engram_vocab_size": 100, "engram_num_embeddings": [660]}, LARGER_TABLE):
+        config = v4_1_config(**SMALL | table)
+        folder = write_checkpoint(tmp_path / str(len(costs)), config, weights={})
+        started = plan_rank(a_config(folder, load_format="random", graphs="startup")).start
+        costs.append(started.cost)
+
+    assert costs[0].source == "default"
+    assert costs[0] == costs[1]
