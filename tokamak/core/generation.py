@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+import msgspec
+
 from tokamak.core.request import FinishReason, SamplingParams
 
 
@@ -25,8 +27,7 @@ class GenerationRequest:
     """Prefix blocks are shared only between requests with the same salt."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Alternative:
+class Alternative(msgspec.Struct, frozen=True, kw_only=True):
     """A token and how likely it was."""
 
     token_id: int
@@ -36,8 +37,7 @@ class Alternative:
     logprob: float
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TokenLogprob:
+class TokenLogprob(msgspec.Struct, frozen=True, kw_only=True):
     """The token of one position, its rank (1 is most likely), and the most likely alternatives."""
 
     chosen: Alternative
@@ -45,8 +45,7 @@ class TokenLogprob:
     top: tuple[Alternative, ...]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Usage:
+class Usage(msgspec.Struct, frozen=True, kw_only=True):
     """Tokens billed. `cached_tokens` of the prompt came from the prefix cache."""
 
     prompt_tokens: int
@@ -54,8 +53,7 @@ class Usage:
     cached_tokens: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Timings:
+class Timings(msgspec.Struct, frozen=True, kw_only=True):
     """Seconds on the monotonic clock; None until it happened."""
 
     arrived_s: float
@@ -63,8 +61,7 @@ class Timings:
     last_token_s: float | None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GenerationEvent:
+class GenerationEvent(msgspec.Struct, frozen=True, kw_only=True):
     """News of one sibling: new text with the token ids and logprobs that made it.
 
     Joined over a sibling's events, `text`, `token_ids` and `logprobs` describe the same cut. An event

@@ -208,17 +208,22 @@ class _Inbox:
 
     def __init__(self) -> None:
         self._updates: deque[RequestUpdate] = deque()
-        self._news = asyncio.Event()
+        self._reader: asyncio.Future[None] | None = None
+        """What the consumer waits for, while it waits."""
         self._failure: str | None = None
 
     def put(self, update: RequestUpdate) -> None:
         self._updates.append(update)
-        self._news.set()
+        self._wake()
 
     def close(self, failure: str) -> None:
         """The engine died; what has arrived may still be read."""
         self._failure = failure
-        self._news.set()
+        self._wake()
+
+    def _wake(self) -> None:
+        if self._reader is not None and not self._reader.done():
+            self._reader.set_result(None)
 
     async def get(self) -> RequestUpdate:
         """The next update, joined with those of the same sibling that wait behind it.
@@ -229,8 +234,8 @@ class _Inbox:
         while not updates:
             if self._failure is not None:
                 raise EngineDeadError(self._failure)
-            self._news.clear()
-            await self._news.wait()
+            self._reader = asyncio.get_running_loop().create_future()
+            await self._reader
         first = updates.popleft()
         if not updates or not _may_join(first, updates[0]):
             return first

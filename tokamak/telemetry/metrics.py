@@ -22,6 +22,7 @@ from prometheus_client.registry import Collector
 
 from tokamak.telemetry.phases import PHASE_BOUNDS_S
 from tokamak.telemetry.spans import BOUNDS_S
+from tokamak.telemetry.spread import Spread
 
 CONTENT_TYPE = CONTENT_TYPE_PLAIN_0_0_4
 
@@ -287,7 +288,10 @@ class Metrics:
         self._http_seconds = self._histogram(HTTP_SECONDS)
         self._choices = self._counter(CHOICES)
         self._first_token_seconds = self._histogram(FIRST_TOKEN_SECONDS)
-        self._inter_token_seconds = self._histogram(INTER_TOKEN_SECONDS)
+        self._inter_token_seconds = Spread(
+            INTER_TOKEN_SECONDS.name, INTER_TOKEN_SECONDS.help, INTER_TOKEN_SECONDS.buckets
+        )
+        self.registry.register(self._inter_token_seconds)
         self._output_token_seconds = self._histogram(OUTPUT_TOKEN_SECONDS)
         self._generation_seconds = self._histogram(GENERATION_SECONDS)
         self._prompt_tokens = self._histogram(PROMPT_TOKENS)
@@ -312,8 +316,7 @@ class Metrics:
 
     def tokens_came(self, tokens: int, seconds: float) -> None:
         """A generation got `tokens` tokens, `seconds` after the ones before."""
-        for _ in range(tokens):
-            self._inter_token_seconds.observe(seconds / tokens)
+        self._inter_token_seconds.add(seconds / tokens, tokens)
 
     def generation_ended(self, finish_reason: str) -> None:
         """A generation ended: with a finish reason, `gone` or `error`."""
