@@ -43,11 +43,15 @@ class EarlyReturn(ForwardMode):
     """Historic fault: an empty batch returns before the exchange."""
 
     @classmethod
-    def decide(cls, plan: StepPlan, *, exchange, eager_demand: Demand, **settings) -> StepShape:
+    def decide(
+        cls, plan: StepPlan, *, exchange, eager_demand: Demand, tail_rows: int, **settings
+    ) -> StepShape:
         if not plan.scheduled_requests:
             rows = np.array([rank_row(plan)] * exchange.ranks, dtype=np.int32)
             return cls.settle(rows, rank=exchange.rank, **settings)
-        return super().decide(plan, exchange=exchange, eager_demand=eager_demand, **settings)
+        return super().decide(
+            plan, exchange=exchange, eager_demand=eager_demand, tail_rows=tail_rows, **settings
+        )
 
 
 class LocalSearch(ForwardMode):

@@ -14,7 +14,7 @@ from tests.distributed.steps import (
     run_steps,
 )
 from tests.support.ranks import CollectiveCount, Outcome, run_ranks
-from tests.support.shapes import PLAIN, Recorded
+from tests.support.shapes import PLAIN, NoGraph, Recorded
 from tokamak.core.plan import Mode
 from tokamak.runner.dummy import dummy_plan
 from tokamak.runner.exchange import COLUMNS, NO_DEMAND, LocalExchange
@@ -80,10 +80,13 @@ def test_a_lone_rank_settles_a_step_without_a_collective():
                 dummy_plan(prefill_tokens=9, decode_rows=2, seq=seq),
                 exchange=LocalExchange(),
                 table=table,
+                late_table=RunningTable(1),
                 req_graph=Recorded(4),
                 token_graph=Recorded(16),
+                late_graph=NoGraph(),
                 policy=PLAIN,
                 eager_demand=NO_DEMAND,
+                tail_rows=0,
             )
 
     assert count.collectives == 0
