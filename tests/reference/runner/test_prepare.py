@@ -23,6 +23,7 @@ from tokamak.runner.prepare import Preparation
 from tokamak.runner.previous import Previous
 from tokamak.runner.results import InFlightResult
 from tokamak.runner.shape import RunningTable
+from tokamak.runner.tails import Tails
 from tokamak.sampling.sampler import Sampled
 from tokamak.telemetry.spans import SPANS, Spans
 
@@ -121,6 +122,9 @@ def rig(model: Model) -> Rig:
         attention=builder,
         previous=previous,
         table=RunningTable(1),
+        late_table=RunningTable(1),
+        tails=Tails(9, staged=False),
+        tail_buffers=None,
         streams=SideStreams(CPU),
         pads=PadWatch([], poison=False),
         spans=spans,
