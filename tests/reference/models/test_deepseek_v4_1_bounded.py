@@ -25,7 +25,7 @@ PUBLISHED = {
 
 PRINTED = 6e-5
 ROUNDED = 4e-3
-"""Of a prompt with numbers next to ties: noise of 1e-5 rounds them to either neighbour, and moves scores by this."""
+"""Of one prompt, most likely with numbers next to ties: noise of 1e-6 in embeddings moves its scores by as much."""
 
 
 def a_bounded(*, rounds_caches=True):
