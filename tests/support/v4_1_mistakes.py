@@ -26,7 +26,7 @@ from tokamak.models.deepseek_v4.attention import EntrySource
 from tokamak.models.deepseek_v4.v4_1 import DeepseekV41, V41Layer
 from tokamak.ops.indexer import reference as index_reference
 from tokamak.ops.moe_route import rooted
-from tokamak.quant.fake import fake_mxfp4
+from tokamak.ops.quantize import fake_mxfp4
 
 Make = Callable[[DeepseekV41, pytest.MonkeyPatch], None]
 

@@ -14,7 +14,7 @@ class SubCache:
     """One kind of state: a row per token (or per `stride_tokens` tokens) in each of some layers.
 
     A row is `heads` vectors of `width` numbers in `dtype` (`float32`, `bfloat16` or `fp8`), or `width` bytes of records
-    whose format the model knows (`uint8`; see `tokamak/quant/formats.py`).
+    whose format the model knows (`uint8`; see `tokamak/ops/records/formats.py`).
     """
 
     name: str

@@ -18,8 +18,8 @@ from tokamak.core.minifloat import (
     ue8m0_at_least,
     unpack_nibbles,
 )
+from tokamak.ops.quantize import fake_fp8, fake_mxfp4, fake_nvfp4
 from tokamak.ops.quantize.blocks import encode_fp8, encode_mxfp4, encode_nvfp4
-from tokamak.quant.fake import fake_fp8, fake_mxfp4, fake_nvfp4
 
 GRID = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 SAMPLE = (0.11, -0.52, 0.73, 1.0, -2.2, 0.9, 0.026, -0.3)

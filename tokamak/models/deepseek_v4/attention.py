@@ -19,7 +19,7 @@ from tokamak.layers.linear import Linear
 from tokamak.layers.norm import RMSNorm
 from tokamak.models.deepseek_v4.config import SharedConfig
 from tokamak.models.deepseek_v4.records import form_of, in_records
-from tokamak.quant.fake import fake_fp8, fake_mxfp4, fake_nvfp4
+from tokamak.ops.quantize import fake_fp8, fake_mxfp4, fake_nvfp4
 
 WINDOW_BLOCK = 32
 """Numbers of a window row that share a scale."""

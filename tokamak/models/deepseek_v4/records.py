@@ -12,7 +12,7 @@ from dataclasses import replace
 from tokamak.cache.sub_cache import SubCache
 from tokamak.errors import OptionError
 from tokamak.layers.build import Build
-from tokamak.quant.formats import FP8, MXFP4, NVFP4, KVFormat
+from tokamak.ops.records import FP8, MXFP4, NVFP4, KVFormat
 
 NATIVE = "native"
 """What `kv_cache_dtype` calls these formats."""

@@ -1,7 +1,7 @@
 """How many bytes does a cached row take in each number format, and which bytes are they?
 
 A record is one row's bytes: codes first, then numbers that are kept plain, then scales. A cache that keeps records
-gives back exactly what one gives back that keeps the rows after a round trip (`tokamak/quant/fake.py`).
+gives back exactly what one gives back that keeps the rows after a round trip (`tokamak/ops/quantize`).
 
 | format | width | bytes | where DeepSeek V4 and V4.1 use it |
 |---|---|---|---|

@@ -5,8 +5,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tokamak.quant.fake import fake_fp8, fake_mxfp4, fake_nvfp4
-from tokamak.quant.formats import (
+from tokamak.ops.quantize import fake_fp8, fake_mxfp4, fake_nvfp4
+from tokamak.ops.records import (
     BF16,
     FP8,
     FP8_PLAIN_TAIL,
