@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from tests.support.configs import a_config
+from tests.support.shapes import a_row
 from tests.support.tiny import VOCAB_TOKENS
 from tokamak.cache.groups import group_sub_caches
 from tokamak.checkpoint.load import load_random
@@ -24,7 +25,7 @@ from tokamak.layers.build import Build
 from tokamak.layers.model import Model
 from tokamak.ops.load import load_backends
 from tokamak.runner.dummy import NULL_SLOT
-from tokamak.runner.exchange import Exchange, LocalExchange
+from tokamak.runner.exchange import Exchange, LocalExchange, RankRow, Rows
 from tokamak.runner.graph_cost import GraphCost
 from tokamak.runner.memory import StartPlan, plan_start
 from tokamak.runner.runner import ModelRunner
@@ -51,6 +52,18 @@ FACTS = ModelFacts(
     cache_token_numbers=256,
 )
 COST = GraphCost(bytes_per_bucket=1 << 20, bytes_per_row=1 << 16, source="default")
+
+
+class Peer(LocalExchange):
+    """One of two ranks; what the other tells is set by the test."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.ranks = 2
+        self.other: RankRow = a_row()
+
+    def gather_rows(self, row: RankRow) -> Rows:
+        return np.array([row, self.other], dtype=np.int32)
 
 
 def a_rank_config(**options: object) -> EngineConfig:

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import gc
 import random
 from collections import Counter
 from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -21,6 +19,7 @@ from tests.support.wired_rank import (
     REQUEST_SIZES,
     TOKEN_SIZES,
     Driver,
+    Peer,
     WiredRank,
     a_prompt,
     a_rank,
@@ -28,7 +27,7 @@ from tests.support.wired_rank import (
 from tokamak.config.options import EngineOptions
 from tokamak.config.places import CACHE_VARIABLE
 from tokamak.config.settle_graphs import compiled_kernels
-from tokamak.core.plan import Grants, Mode, StepPlan
+from tokamak.core.plan import Mode, StepPlan
 from tokamak.device.facts import cpu_facts
 from tokamak.engine.configure import configure
 from tokamak.errors import GraphError, RegionMismatch
@@ -40,7 +39,7 @@ from tokamak.layers.attention import gqa
 from tokamak.runner import record
 from tokamak.runner.assemble import Rank, assemble
 from tokamak.runner.dummy import dummy_plan
-from tokamak.runner.exchange import LocalExchange, RankRow, Rows
+from tokamak.runner.exchange import LocalExchange
 from tokamak.runner.record import WANTED_STEPS, Recorder
 from tokamak.runner.verify import edges
 
@@ -48,21 +47,9 @@ every_family = pytest.mark.parametrize("family", FAMILIES)
 CHECKPOINTS = {"llama": llama_config(), "mistral": mistral_config(), "qwen3": qwen3_config()}
 
 
-@pytest.fixture(scope="module", autouse=True)
-def _collections_look_at_new_objects():
-    """Every recording collects garbage first, which takes long among all the objects that tests import."""
-    gc.freeze()
-    yield
-    gc.unfreeze()
-
-
 @pytest.fixture(autouse=True)
-def _threads_of_one_and_costs_of_its_own(monkeypatch, tmp_path):
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
+def _costs_of_its_own(monkeypatch, tmp_path):
     monkeypatch.setenv(CACHE_VARIABLE, str(tmp_path / "costs"))
-    yield
-    torch.set_num_threads(threads)
 
 
 @pytest.fixture(scope="module")
@@ -236,34 +223,6 @@ def test_a_result_that_stays_in_shared_memory_is_found(monkeypatch):
     assert sum(replays.values()) > rank.runner.check.failures > 0
 
 
-class Peer(LocalExchange):
-    """One of two ranks; what the other tells is set by the test."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.ranks = 2
-        self.other: RankRow = a_row()
-
-    def gather_rows(self, row: RankRow) -> Rows:
-        return np.array([row, self.other], dtype=np.int32)
-
-
-def no_rows(seq: int) -> StepPlan:
-    """The plan of a rank without work."""
-    none = np.zeros(0, dtype=np.int32)
-    return StepPlan(
-        seq=seq,
-        request_ids=(),
-        slots=none,
-        query_lens=none,
-        computed_before=none,
-        prefill_rows=0,
-        final_chunk=np.zeros(0, dtype=np.bool_),
-        admissions=(),
-        grants=Grants.none(),
-    )
-
-
 def every_kind_of_step(rank: WiredRank, peer: Peer) -> dict[str, list[int]]:
     """Steps that one token bucket of 9 holds, real and not, while requests go on; their tokens."""
     driver = Driver(rank.runner)
@@ -274,12 +233,12 @@ def every_kind_of_step(rank: WiredRank, peer: Peer) -> dict[str, list[int]]:
     driver.step({"r1": 1, "r2": 5}, ["r0"])
     peer.other = a_row(prefill=(8,))
     driver.step(decode=["r0", "r1"])
-    rank.runner.step(no_rows(90))
+    rank.runner.step(StepPlan.empty(90))
     driver.step({"r2": 7}, ["r1"])
     peer.other = a_row()
     rank.runner.step(dummy_plan(prefill_tokens=8, decode_rows=0))
     rank.runner.step(dummy_plan(prefill_tokens=5, decode_rows=3))
-    assert rank.runner.step(no_rows(91)) is None
+    assert rank.runner.step(StepPlan.empty(91)) is None
     driver.step({}, ["r0", "r1", "r2"])
     return {name: driver.end(name) for name in ("r0", "r1", "r2")}
 

@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
-import gc
-
-import numpy as np
 import pytest
-import torch
 
 from tests.support.shapes import a_row
 from tests.support.tiny_v4 import SMALL, a_v4_1
-from tests.support.wired_rank import Driver, WiredRank, a_prompt, a_rank
+from tests.support.wired_rank import Driver, Peer, WiredRank, a_prompt, a_rank
 from tokamak.core.plan import StepPlan
 from tokamak.layers.attention.tail import TailBuffers
 from tokamak.layers.build import Build
 from tokamak.layers.model import Model
-from tokamak.runner.exchange import LocalExchange, RankRow, Rows
 
 LATE = 1 + 3 * 3
 """Rows that late layers run for: windows of 4 rows, three layers."""
@@ -27,22 +22,6 @@ SIZES = {"req_graph_sizes": (1, 2), "token_graph_sizes": (4, 16)}
 def narrow(build: Build) -> Model:
     """A V4.1 whose windows are small."""
     return a_v4_1(build, **{**SMALL, "sliding_window": 4})
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _collections_look_at_new_objects():
-    """Every recording collects garbage first, which takes long among all the objects that tests import."""
-    gc.freeze()
-    yield
-    gc.unfreeze()
-
-
-@pytest.fixture(autouse=True)
-def _one_thread():
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 def requests(driver: Driver, late: int) -> dict[str, list[int]]:
@@ -113,18 +92,6 @@ def test_a_chunk_in_front_of_the_tail_runs_no_late_layer_and_gives_nothing(recor
     driver.step({}, ["long"])
     # GR-33: steps of decode rows alone run whole.
     assert tally.late.steps == steps + 1
-
-
-class Peer(LocalExchange):
-    """One of two ranks; what the other tells is set by the test."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.ranks = 2
-        self.other: RankRow = a_row()
-
-    def gather_rows(self, row: RankRow) -> Rows:
-        return np.array([row, self.other], dtype=np.int32)
 
 
 @pytest.mark.parametrize("pads", [True, False])

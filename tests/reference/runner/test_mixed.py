@@ -50,14 +50,6 @@ def the_rank(mode: str) -> WiredRank:
     return a_rank(FAMILIES["llama"], **options)
 
 
-@pytest.fixture(autouse=True)
-def _one_thread():
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
-
-
 def a_case(rows: int, decode: int) -> dict[str, list[int]]:
     """Prompts by name, of any length: `p0` and on will be prefill rows of the mixed step, `d0` and on decode rows."""
     seed = 100 * rows + 10 * decode

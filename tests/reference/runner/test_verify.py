@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 from pathlib import Path
 
 import pytest
@@ -31,21 +30,9 @@ from tokamak.runner.record import WANTED_STEPS
 from tokamak.runner.wiring import FIRST_REPLAYS_CHECKED
 
 
-@pytest.fixture(scope="module", autouse=True)
-def _collections_look_at_new_objects():
-    """Every recording collects garbage first, which takes long among all the objects that tests import."""
-    gc.freeze()
-    yield
-    gc.unfreeze()
-
-
 @pytest.fixture(autouse=True)
-def _one_thread_and_costs_of_its_own(monkeypatch, tmp_path):
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
+def _costs_of_its_own(monkeypatch, tmp_path):
     monkeypatch.setenv(CACHE_VARIABLE, str(tmp_path / "costs"))
-    yield
-    torch.set_num_threads(threads)
 
 
 @pytest.fixture(scope="module")
