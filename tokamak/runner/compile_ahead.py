@@ -34,7 +34,6 @@ from tokamak.runner.ahead import Order, finished
 from tokamak.runner.assemble import Planned, make_build, plan_rank
 from tokamak.runner.dummy import dummy_plan
 from tokamak.runner.forward import EagerForward
-from tokamak.runner.inputs import InputArena
 from tokamak.runner.memory import StartPlan
 from tokamak.runner.pads import PadWatch
 from tokamak.runner.prepare import Preparation
@@ -42,7 +41,7 @@ from tokamak.runner.previous import Previous
 from tokamak.runner.record import LONG_CONTEXT_TOKENS
 from tokamak.runner.shape import RunningTable, lone_late, lone_shape
 from tokamak.runner.tails import Tails
-from tokamak.runner.wiring import Q_WIDTH, eager_forward
+from tokamak.runner.wiring import Q_WIDTH, eager_forward, input_arena
 from tokamak.telemetry.spans import Spans
 
 META = torch.device("meta")
@@ -151,14 +150,7 @@ def _prepared(
     limits, block_tokens = start.config.scheduler, start.config.cache.block_tokens
     layout = lay_out(start.groups, block_tokens=block_tokens, blocks=[2] * len(start.groups))
     model.bind_caches(Arena(layout, META).views())
-    inputs = InputArena(
-        build,
-        start.groups,
-        max_requests=limits.max_num_seqs,
-        max_tokens=limits.max_num_batched_tokens,
-        block_tokens=block_tokens,
-        max_tail=limits.max_num_batched_tokens if model.stages() is not None else 0,
-    )
+    inputs = input_arena(start, build, model)
     forward = eager_forward(model, inputs, Ladder(()))
     attention = AttnBuilder(
         META,
@@ -177,7 +169,7 @@ def _prepared(
         pads=PadWatch([], poison=False),
         spans=Spans(),
         tails=Tails(limits.max_num_seqs + 1, staged=forward.staged is not None),
-        tail_buffers=None if forward.staged is None else forward.staged.buffers,
+        tail_buffers=forward.tail_buffers,
     )
     return preparation.prepare, forward
 

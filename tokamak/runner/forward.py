@@ -11,6 +11,7 @@ from tokamak.core.context import StepContext
 from tokamak.core.plan import Mode, StepShape
 from tokamak.graphs.request_graph import ReqGraph, RequestKey
 from tokamak.graphs.token_graph import DecoderGraph, TokenGraph
+from tokamak.layers.attention.tail import TailBuffers
 from tokamak.layers.model import Model
 from tokamak.runner.stages import StagedEager, StagedForward, eagerly
 
@@ -20,6 +21,11 @@ class EagerForward:
 
     def __init__(self, model: Model, staged: StagedEager | None) -> None:
         self.model, self.staged = model, staged
+
+    @property
+    def tail_buffers(self) -> TailBuffers | None:
+        """Where early layers hand over to late ones, if they do."""
+        return None if self.staged is None else self.staged.buffers
 
     def __call__(self, context: StepContext) -> Tensor | None:
         """Hidden states of all running token rows, [tokens, width]; None where late layers run for none."""

@@ -95,15 +95,7 @@ def wire(
     model.bind_caches(views)
     waits, spans = HostWaits(), profiled_spans()
     table, late_table = RunningTable(exchange.ranks), RunningTable(exchange.ranks)
-    inputs = InputArena(
-        build,
-        start.groups,
-        max_requests=limits.max_num_seqs,
-        max_tokens=limits.max_num_batched_tokens,
-        block_tokens=cache.block_tokens,
-        max_tail=limits.max_num_batched_tokens if model.stages() is not None else 0,
-        waits=waits,
-    )
+    inputs = input_arena(start, build, model, waits=waits)
     streams, buffers = SideStreams(device), StaticBuffers()
     ladders = recordable_ladders(start, build, model)
     eager = eager_forward(model, inputs, ladders.late)
@@ -129,7 +121,7 @@ def wire(
         ),
         spans=spans,
         tails=tails,
-        tail_buffers=None if eager.staged is None else eager.staged.buffers,
+        tail_buffers=eager.tail_buffers,
     )
     forward = Forward(
         eager,
@@ -239,6 +231,22 @@ def _make_graphs(
             find=build.bind(argmax_rows),
             inputs=inputs,
         ),
+    )
+
+
+def input_arena(
+    start: StartPlan, build: Build, model: Model, *, waits: HostWaits | None = None
+) -> InputArena:
+    """The inputs of the largest step that is planned for."""
+    limits = start.config.scheduler
+    return InputArena(
+        build,
+        start.groups,
+        max_requests=limits.max_num_seqs,
+        max_tokens=limits.max_num_batched_tokens,
+        block_tokens=start.config.cache.block_tokens,
+        max_tail=limits.max_num_batched_tokens if model.stages() is not None else 0,
+        waits=waits,
     )
 
 

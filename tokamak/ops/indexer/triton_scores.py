@@ -6,6 +6,8 @@ Or, for few entries listed by row, one program per row and tile of its list. Wha
 
 from __future__ import annotations
 
+from typing import Any
+
 import triton
 import triton.language as tl
 from torch import Tensor
@@ -152,6 +154,23 @@ def _score_listed_kernel(
         tl.store(out + slots, scores, mask=there)
 
 
+def layout_of(
+    q: Tensor, weights: Tensor, keys: Tensor, block_table: Tensor, key_form: KVFormat | None
+) -> tuple[tuple[int, ...], dict[str, Any]]:
+    """What every kernel of scores is told: strides of queries, weights, keys and tables; and sizes by name."""
+    heads, dim = q.shape[1:]
+    wide = max(triton.next_power_of_2(dim), LEAST)
+    strides = (
+        q.stride(0), q.stride(1), weights.stride(0), keys.stride(0), keys.stride(2), block_table.stride(0)
+    )  # fmt: skip
+    sizes = {
+        "HEADS": heads, "WIDE_HEADS": max(triton.next_power_of_2(heads), LEAST), "DIM": dim, "WIDE_DIM": wide,
+        "BLOCK_ROWS": keys.shape[2], "TILE": 128 if q.element_size() * wide <= 256 else 32,
+        "FORMAT": format_of(keys, key_form, dim),
+    }  # fmt: skip
+    return strides, sizes
+
+
 def score_band(
     q: Tensor,
     weights: Tensor,
@@ -172,18 +191,8 @@ def score_band(
     scores: float32 [rows of the band, columns], written where a row sees an entry; a column is an entry, or with
     `within` a place in the row's blocks.
     """
-    heads, dim = q.shape[1:]
-    wide_heads = max(triton.next_power_of_2(heads), LEAST)
-    wide = max(triton.next_power_of_2(dim), LEAST)
-    tile = 128 if q.element_size() * wide <= 256 else 32
-    requests = query_starts.shape[0] - 1
-    strides = (
-        q.stride(0), q.stride(1), weights.stride(0), keys.stride(0), keys.stride(2), block_table.stride(0)
-    )  # fmt: skip
-    sizes = {
-        "HEADS": heads, "WIDE_HEADS": wide_heads, "DIM": dim, "WIDE_DIM": wide, "BLOCK_ROWS": keys.shape[2],
-        "TILE": tile, "FORMAT": format_of(keys, key_form, dim),
-    }  # fmt: skip
+    strides, sizes = layout_of(q, weights, keys, block_table, key_form)
+    tile, requests = sizes["TILE"], query_starts.shape[0] - 1
     count = band.stop - band.start
     if within is None:
         rows = min(triton.next_power_of_2(q_width), STRETCH) if q_width else STRETCH

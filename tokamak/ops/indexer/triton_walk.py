@@ -11,9 +11,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from tokamak.ops.indexer.triton_scores import LEAST, SLICED, VARYING, _score_tile
+from tokamak.ops.indexer.triton_scores import SLICED, VARYING, _score_tile, layout_of
 from tokamak.ops.records import KVFormat
-from tokamak.ops.records.triton_read import format_of, load_rows
+from tokamak.ops.records.triton_read import load_rows
 from tokamak.ops.triton_rows import offsets_of, request_of_row
 from tokamak.ops.walk_plan.sizes import CHUNK
 
@@ -93,14 +93,9 @@ def score_walk(
     plan: int32 [programs, 4]. scores: float32 [rows of the band, entries], written where a row sees an entry and its
     piece has tasks.
     """
-    heads, dim = q.shape[1:]
-    wide = max(triton.next_power_of_2(dim), LEAST)
+    strides, sizes = layout_of(q, weights, keys, block_table, key_form)
     _score_walk_kernel[(plan.shape[0],)](
         plan, q, weights, keys, block_table, positions, query_starts, scores,
-        band.start, query_starts.shape[0] - 1, q_width, ratio,
-        q.stride(0), q.stride(1), weights.stride(0), keys.stride(0), keys.stride(2), block_table.stride(0),
-        scores.stride(0),
-        HEADS=heads, WIDE_HEADS=max(triton.next_power_of_2(heads), LEAST), DIM=dim, WIDE_DIM=wide,
-        BLOCK_ROWS=keys.shape[2], CHUNK=CHUNK, TILE=128 if q.element_size() * wide <= 256 else 32,
-        FORMAT=format_of(keys, key_form, dim), num_warps=4, num_stages=2,
+        band.start, query_starts.shape[0] - 1, q_width, ratio, *strides, scores.stride(0),
+        **sizes, CHUNK=CHUNK, num_warps=4, num_stages=2,
     )  # fmt: skip
