@@ -94,7 +94,8 @@ def test_a_recording_does_what_the_call_does(op, case):
             with torch.cuda.graph(graph):
                 result = backend.call(*inputs)
         for place in case.changed:
-            inputs[place].copy_(fresh[place])
+            if fresh[place] is not None:
+                inputs[place].copy_(fresh[place])
         graph.replay()
         found = outcome_of(case, result, inputs)
         assert gap(found, expected) <= case.tolerance, backend.name
@@ -124,9 +125,10 @@ def test_norms_of_real_widths_agree_with_the_reference(rows, width, dtype):
         ("add_rms_norm", lambda: (x, stream.clone(), weight, 1e-6)),
         ("add_residual", lambda: (x, stream.clone())),
     ):
-        ours, theirs = arguments(), arguments()
+        theirs = arguments()
         expected = OPS[name].reference(*theirs)
         for backend in fitting(name):
+            ours = arguments()
             found = backend.call(*ours)
             assert gap((found, *ours[:2]), (expected, *theirs[:2])) <= tolerance_of(dtype), name
 

@@ -41,8 +41,12 @@ WARNED_SHARE = 0.2
 RESERVE_SHARE = 0.25
 """What is set aside beyond the estimate."""
 
-PAGES_BYTES = 4 * 1024**2
-"""As much again: the pools of two graphs grow by whole pages, which no estimate from rows knows."""
+PAGES_BYTES = {"cuda": 3 * 22 * 1024**2, "sim": 4 * 1024**2, "none": 0}
+"""As much again, by backend: pools grow by whole pages, which no estimate from rows knows.
+
+PyTorch's allocator takes 20 MiB at a time for tensors of 1 to 10 MiB, and 2 MiB for smaller ones; tokens, requests and
+choices have a pool each.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,12 +106,12 @@ def graph_pool_estimate(
     )
 
 
-def reserve_bytes(estimate: int) -> int:
-    """What is set aside for recordings estimated at so many bytes; 0 for none."""
-    return estimate + int(estimate * RESERVE_SHARE) + PAGES_BYTES if estimate else 0
+def reserve_bytes(estimate: int, backend: str) -> int:
+    """What is set aside for recordings of a backend estimated at so many bytes; 0 for none."""
+    return estimate + int(estimate * RESERVE_SHARE) + PAGES_BYTES[backend] if estimate else 0
 
 
-def check_reserve(*, estimate: int, real: int, source: Source) -> str:
+def check_reserve(*, estimate: int, real: int, source: Source, backend: str) -> str:
     """Compare what recordings took with what was set aside, after recording and after every one on demand.
 
     Returns one line for the log. It is logged here as a warning when a measured cost differs by more than WARNED_SHARE
@@ -117,7 +121,7 @@ def check_reserve(*, estimate: int, real: int, source: Source) -> str:
         PoolOverrun: recordings took more than the reserve, and the reserve came from a measurement. A default
             is a guess, and is warned of; the next start finds what was measured.
     """
-    reserve = reserve_bytes(estimate)
+    reserve = reserve_bytes(estimate, backend)
     if real > reserve and source != "default":
         raise PoolOverrun(
             f"recordings take {size(real)}, more than the {size(reserve)} set aside for an estimate of "
@@ -128,7 +132,7 @@ def check_reserve(*, estimate: int, real: int, source: Source) -> str:
     if source == "default":
         warned = real > reserve
     else:
-        warned = abs(real - estimate) > max(WARNED_SHARE * estimate, PAGES_BYTES)
+        warned = abs(real - estimate) > max(WARNED_SHARE * estimate, PAGES_BYTES[backend])
     if warned:
         logger.warning("%s", line)
     return line

@@ -172,7 +172,7 @@ def plan_memory(
         if records_choice(config.graphs)
         else 0,
     )
-    graph_bytes = reserve_bytes(estimate)
+    graph_bytes = reserve_bytes(estimate, config.graphs.backend)
     by_chunk = grows_by_chunk(groups)
     sizing = [group for group, later in zip(groups, by_chunk, strict=True) if not later]
     block_bytes = bytes_per_block(sizing, config.cache.block_tokens)

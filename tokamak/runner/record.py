@@ -273,7 +273,12 @@ class Recorder:
 
     def _check_reserve(self) -> None:
         real = sum(report.pool_bytes for report in self.reports())
-        line = check_reserve(estimate=self._estimate_bytes, real=real, source=self._cost_source)
+        line = check_reserve(
+            estimate=self._estimate_bytes,
+            real=real,
+            source=self._cost_source,
+            backend=self._config.backend,
+        )
         logger.debug("%s", line)
 
 

@@ -150,3 +150,16 @@ def test_draws_of_any_rows_share_two_kernels_wherever_their_slots_lie(compile_fo
 
     assert len(kernels) == 2, sorted(kernels)
     assert all(kernel.asm[CODE[vendor]] for kernel in kernels.values())
+
+
+def test_records_of_odd_sizes_are_read_byte_by_byte(compile_for):
+    named = {case.name: case for case in CASES["select_entries"]}
+    inputs = named["decode of records keeps to candidates"].make()
+    size = inputs[2].shape[-1]
+    assert size % 2
+
+    kernels = compile_for("nvidia", "select_entries", [inputs])
+
+    (code,) = (each.asm["ptx"] for key, each in kernels.items() if key[0] == "_score_listed_kernel")
+    # A tile has a row for every lane.
+    assert code.count("ld.global.b8") >= size - 1

@@ -93,7 +93,7 @@ def test_a_start_that_records_everything_measures_and_keeps_what_it_takes(folder
     assert second.start.cost.source == "saved"
     assert first.start.memory == second.start.memory
     held = sum(report.pool_bytes for report in first.runner.recorder.reports())
-    assert 0 < held <= reserve_bytes(first.start.memory.graph_estimate_bytes)
+    assert 0 < held <= reserve_bytes(first.start.memory.graph_estimate_bytes, "sim")
 
 
 def test_a_change_of_the_estimate_reaches_both_starts(

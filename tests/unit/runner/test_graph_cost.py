@@ -52,7 +52,7 @@ def estimate(
 
 def test_without_buckets_nothing_is_set_aside() -> None:
     assert estimate() == 0
-    assert reserve_bytes(estimate()) == 0
+    assert reserve_bytes(estimate(), "cuda") == 0
 
 
 def test_the_buckets_of_a_graph_share_a_pool_and_two_graphs_do_not() -> None:
@@ -185,7 +185,7 @@ def test_recordings_near_the_estimate_are_no_warning(
 ) -> None:
     caplog.set_level(logging.WARNING)
 
-    line = check_reserve(estimate=100 * MIB, real=real_mib * MIB, source="measured")
+    line = check_reserve(estimate=100 * MIB, real=real_mib * MIB, source="measured", backend="sim")
 
     assert not caplog.records
     assert "estimated 100 MiB (measured)" in line
@@ -195,7 +195,7 @@ def test_recordings_near_the_estimate_are_no_warning(
 def test_recordings_a_fifth_from_the_estimate_are_warned_of(
     real_mib: int, caplog: pytest.LogCaptureFixture
 ) -> None:
-    check_reserve(estimate=100 * MIB, real=real_mib * MIB, source="saved")
+    check_reserve(estimate=100 * MIB, real=real_mib * MIB, source="saved", backend="sim")
 
     assert f"recordings take {real_mib} MiB" in caplog.text
 
@@ -203,20 +203,20 @@ def test_recordings_a_fifth_from_the_estimate_are_warned_of(
 def test_whole_pages_of_small_pools_are_no_warning(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.WARNING)
 
-    check_reserve(estimate=1000, real=2 * MIB, source="measured")
+    check_reserve(estimate=1000, real=2 * MIB, source="measured", backend="sim")
 
     assert not caplog.records
 
 
 def test_recordings_beyond_the_reserve_end_the_start() -> None:
-    reserve = reserve_bytes(100 * MIB)
+    reserve = reserve_bytes(100 * MIB, "sim")
 
-    check_reserve(estimate=100 * MIB, real=reserve, source="measured")
+    check_reserve(estimate=100 * MIB, real=reserve, source="measured", backend="sim")
     with pytest.raises(PoolOverrun, match=r"more than the 129 MiB set aside .*graphs=off"):
-        check_reserve(estimate=100 * MIB, real=reserve + 1, source="measured")
+        check_reserve(estimate=100 * MIB, real=reserve + 1, source="measured", backend="sim")
 
 
 def test_a_default_that_was_too_small_is_warned_of(caplog: pytest.LogCaptureFixture) -> None:
-    check_reserve(estimate=1 * MIB, real=50 * MIB, source="default")
+    check_reserve(estimate=1 * MIB, real=50 * MIB, source="default", backend="sim")
 
     assert "default" in caplog.text

@@ -85,7 +85,7 @@ def test_a_cache_of_our_choice_makes_room_for_recordings(pools: str) -> None:
         choice_row_bytes=SCORE_BYTES * config.model.facts.vocab_tokens,
     )
     assert memory.graph_estimate_bytes == expected > 0
-    assert memory.graph_bytes == reserve_bytes(expected)
+    assert memory.graph_bytes == reserve_bytes(expected, config.graphs.backend)
     assert memory.cache_bytes <= 5000 * BLOCK_BYTES - memory.graph_bytes
     assert memory.cache_bytes > 5000 * BLOCK_BYTES - memory.graph_bytes - BLOCK_BYTES
 

@@ -65,6 +65,9 @@ def _load_records(
         begins = tl.multiple_of(begins, (16, 16))
     elif SIZE % 4 == 0:
         begins = tl.multiple_of(begins, (4, 4))
+    else:
+        # Triton takes places in listed blocks for multiples of more than they are, and so what is computed of them.
+        begins = tl.multiple_of(begins, (1, 1))
     at, blocks = tl.arange(0, WIDE_DIM // PER_BYTE), tl.arange(0, WIDE_DIM // BLOCK)
     mask, scale_mask = there[:, None], there[:, None]
     if DIM != WIDE_DIM:
