@@ -1,8 +1,9 @@
 """How far are Triton backends from the reference, when kernels are interpreted on the CPU?
 
 Whether Triton interprets is settled when it is imported, so the cases run in a process of their own.
-Three things of Triton 3.6's interpreter are put right there: it cuts bfloat16 and fp8 off instead of rounding them,
-knows no NaN of fp8, and NumPy 2.4 refuses the arrays of one number it makes loop bounds of.
+Four things of Triton 3.6's interpreter are put right there: it cuts bfloat16 and fp8 off instead of rounding them,
+multiplies the bits of bfloat16, knows no NaN of fp8, and NumPy 2.4 refuses the arrays of one number it makes loop
+bounds of.
 """
 
 from __future__ import annotations
@@ -50,7 +51,7 @@ def cases_at(place: str) -> list[Case]:
 
 
 def mend_interpreter() -> None:
-    """Convert numbers as a device does, and let loops run over numbers that kernels computed."""
+    """Convert and multiply numbers as a device does, and let loops run over numbers that kernels computed."""
     import triton.language as tl
     from triton.runtime import interpreter
 
@@ -72,7 +73,19 @@ def mend_interpreter() -> None:
         patch(tensor, scope)
         scope.set_attr(tensor, "__index__", lambda self: self.handle.data.item())
 
+    dot = interpreter.InterpreterBuilder.create_dot
+
+    def wide(handle):
+        if handle.dtype.scalar != tl.bfloat16:
+            return handle
+        numbers = (handle.data.astype(np.uint32) << 16).view(np.float32)
+        return interpreter.TensorHandle(numbers, tl.float32)
+
+    def multiplied(self, a, b, d, input_precision, max_num_imprecise_acc):
+        return dot(self, wide(a), wide(b), d, input_precision, max_num_imprecise_acc)
+
     interpreter._convert_float, interpreter._patch_lang_tensor = rounded, patched
+    interpreter.InterpreterBuilder.create_dot = multiplied
 
 
 def _main(backend: str, cases: str, limits: str) -> None:

@@ -13,7 +13,6 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-import numpy as np
 import torch
 
 from tests.support.interpreted import mend_interpreter
@@ -53,25 +52,6 @@ def interpreted_forms(op: str = "paged_attention") -> dict[str, dict[str, float]
     )
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout.splitlines()[-1])
-
-
-def mend_dots() -> None:
-    """Multiply bfloat16 as numbers: the interpreter keeps them as 16-bit integers and multiplies those."""
-    import triton.language as tl
-    from triton.runtime import interpreter
-
-    dot = interpreter.InterpreterBuilder.create_dot
-
-    def wide(handle):
-        if handle.dtype.scalar != tl.bfloat16:
-            return handle
-        numbers = (handle.data.astype(np.uint32) << 16).view(np.float32)
-        return interpreter.TensorHandle(numbers, tl.float32)
-
-    def multiplied(self, a, b, d, input_precision, max_num_imprecise_acc):
-        return dot(self, wide(a), wide(b), d, input_precision, max_num_imprecise_acc)
-
-    interpreter.InterpreterBuilder.create_dot = multiplied
 
 
 def _forms() -> dict[str, Callable[..., None]]:
@@ -146,7 +126,6 @@ def _of_attention() -> dict[str, dict[str, float]]:
 
 def _main(op: str) -> None:
     mend_interpreter()
-    mend_dots()
     gaps = _of_attention() if op == "paged_attention" else _of_decode()
     from tokamak.ops.paged_attention.triton_decode import arrivals
 

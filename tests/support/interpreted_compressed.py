@@ -14,7 +14,6 @@ from collections.abc import Callable
 from typing import Any
 
 from tests.support.interpreted import ROOT, mend_interpreter
-from tests.support.interpreted_attention import mend_dots
 from tests.support.op_cases import gap
 from tokamak.ops.case import Case
 from tokamak.ops.indexer import select_entries
@@ -88,7 +87,6 @@ def _calls(op: str) -> tuple[Callable[..., object], ...]:
 
 def _main(name: str) -> None:
     mend_interpreter()
-    mend_dots()
     op, cases = OPS[name]
     gaps: dict[str, dict[str, float]] = {form: {} for form in FORMS}
     for case in cases:

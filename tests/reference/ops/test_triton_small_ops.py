@@ -42,6 +42,7 @@ CASES = {
         "fold_groups": "tokamak.ops.compress.cases:fold_groups_cases",
     },
     "records": {"write_records": "tokamak.ops.records.cases:write_records_cases"},
+    "grouped_linear": {"grouped_linear": "tokamak.ops.grouped_linear.cases:grouped_linear_cases"},
     "quant_linear": {"scaled_linear": "tokamak.ops.quant_linear.cases:scaled_linear_cases"},
     "moe_route": {
         "moe_route_rooted": "tokamak.ops.moe_route.rooted_cases:moe_route_rooted_cases",

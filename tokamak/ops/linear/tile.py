@@ -38,6 +38,8 @@ MOST_PROGRAMS = 2048
 """Programs of 4 warps that fit an H200 at once, about."""
 CLASSES = (1, 2, 4, 8, 16, 32)
 """Numbers of rows that kernels are compiled for."""
+WIDE_ROWS = 8
+"""The most rows of float32, which no tensor cores multiply."""
 SMALL_WEIGHT = 1 << 24
 """Numbers of a weight up to which 9 to 16 rows gain more from one kernel than from the library's product."""
 
@@ -146,6 +148,12 @@ def tile_for(
                 return measured
     parts = features // 2 if gated else features
     return _one_row(parts, columns, gated=gated) if rows == 1 else _several_rows(parts, gated=gated)
+
+
+def wide_tile(columns: int) -> Tile:
+    """The tile of a float32 weight: such matrices are routers and gates, whose features are few."""
+    warps = 4 if columns >= 4 * WARP_COLUMNS else 1
+    return Tile(1, warps * WARP_COLUMNS, warps, overlaps=True)
 
 
 def _one_row(features: int, columns: int, *, gated: bool) -> Tile:

@@ -4,7 +4,7 @@
 A norm in front is not done first: rows are multiplied with the norm's weight, and the sum of squares that is
 gathered beside the product scales the result. So weights are on their way before anything is known of a row.
 Up to 8 rows run on vector arithmetic, where no lane waits for another before the end; 2 to 32 rows run on
-tensor cores, where every warp takes columns of its own. The tile says which.
+tensor cores, where every warp takes columns of its own. The tile says which. Float32 stays on vector arithmetic.
 
 START, AHEAD and READY are what a chip may do when a program begins, to ask for its weights, and before it
 reads what kernels before it wrote.
@@ -28,10 +28,10 @@ from tokamak.ops.linear.few_rows import (
     few_rows_into,
     few_rows_linear,
 )
-from tokamak.ops.linear.tile import LANE_COLUMNS, Tile, row_class, tile_for
+from tokamak.ops.linear.tile import LANE_COLUMNS, WIDE_ROWS, Tile, row_class, tile_for, wide_tile
 
-KINDS = (torch.bfloat16, torch.float16)
-"""Dtypes of weights and rows; others take the reference, whose float32 products are exact."""
+KINDS = {torch.bfloat16: FEW_ROWS, torch.float16: FEW_ROWS, torch.float32: WIDE_ROWS}
+"""The most rows of a dtype that kernels take; others take the reference."""
 LEAST_ROWS = 8
 """Rows that tensor cores multiply at least."""
 BYTES_AHEAD = 32 * 1024
@@ -251,6 +251,8 @@ def multiply(
     if not rows:
         return
     has_registers = in_registers is not None
+    if tile is None and weight.dtype == torch.float32:
+        tile = wide_tile(columns)
     tile = tile or tile_for(rows, weight.shape[0], columns, gated=gated, registers=has_registers)
     whole = tile.divides(features, columns)
     if tile.registers:
@@ -289,10 +291,9 @@ def _columns_ahead(tile: Tile, columns: int, *, gated: bool) -> int:
 
 
 def suits(x: Tensor, weight: Tensor) -> bool:
-    """Whether the kernels take these rows: few, of 16 bits, each in one piece."""
+    """Whether the kernels take these rows: few, each in one piece."""
     return (
-        x.shape[0] <= FEW_ROWS
-        and x.dtype in KINDS
+        x.shape[0] <= KINDS.get(x.dtype, 0)
         and weight.dtype == x.dtype
         and x.stride(1) == 1
         and weight.is_contiguous()

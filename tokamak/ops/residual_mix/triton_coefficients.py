@@ -1,8 +1,9 @@
 # pyright: reportArgumentType=false, reportCallIssue=false
 """Coefficients of mixed streams in Triton: products of tiles of rows with pieces of the weight, then one program per row.
 
-Pieces of the weight are the same for any number of rows, and what they gave is added up in order: a row's
-coefficients do not depend on the rows beside it. Products are float32 throughout.
+Pieces of the weight are the same for any number of rows, and what they gave is added up in one order: a row's
+coefficients do not depend on the rows beside it. Products are those of float32: a weight is the sum of three numbers of
+16 bits, each of which matrix units multiply exactly with numbers of a stream of 16 bits.
 """
 
 from __future__ import annotations
@@ -15,11 +16,29 @@ from torch import Tensor
 from tokamak.ops.residual_mix.reference import head_coefficients, mix_coefficients
 from tokamak.ops.triton_facts import fits
 
-PIECE_COLUMNS = 512
-"""Columns a program multiplies: 40 programs share out the four streams of 5120 numbers of one row."""
+PIECE_COLUMNS = 256
+"""Columns a program multiplies: 80 programs share out the four streams of 5120 numbers of one row."""
 INPUTS = 64
 FEW_ROWS, MANY_ROWS = 16, 64
 """Rows of a tile, by whether there are more than the first."""
+
+
+@triton.jit
+def _multiply(x, fn, total):
+    """Add x [rows, inputs] times fn [outs, inputs], which is float32, to a total."""
+    fn = tl.trans(fn)
+    if x.dtype == tl.bfloat16:
+        high = fn.to(tl.bfloat16)
+        rest = fn - high.to(tl.float32)
+        middle = rest.to(tl.bfloat16)
+        low = (rest - middle.to(tl.float32)).to(tl.bfloat16)
+        # The smallest come first.
+        total = tl.dot(x, low, total)
+        total = tl.dot(x, middle, total)
+        total = tl.dot(x, high, total)
+    else:
+        total = tl.dot(x.to(tl.float32), fn, total, input_precision="ieee")
+    return total
 
 
 @triton.jit(do_not_specialize=["rows"])
@@ -47,10 +66,11 @@ def _project_kernel(
     squares = tl.zeros([ROWS], tl.float32)
     for start in range(0, PIECE, INPUTS):
         inside = (begin + start + inputs < COLUMNS)[None, :]
-        x = tl.load(x_ptrs + start, mask=inside, other=0.0).to(tl.float32)
+        x = tl.load(x_ptrs + start, mask=inside, other=0.0)
         fn = tl.load(fn_ptrs + start, mask=inside, other=0.0)
-        total = tl.dot(x, tl.trans(fn), total, input_precision="ieee")
-        squares += tl.sum(x * x, axis=1)
+        total = _multiply(x, fn, total)
+        wide = x.to(tl.float32)
+        squares += tl.sum(wide * wide, axis=1)
     part_ptrs = parts_ptr + (tl.program_id(1) * rows + row).to(tl.int64) * OUTS_TILE
     stored = (row < rows)[:, None] & (outs < OUTS)[None, :]
     tl.store(part_ptrs[:, None] + outs[None, :], total, mask=stored)
@@ -58,21 +78,22 @@ def _project_kernel(
 
 
 @triton.jit
-def _added(parts_ptr, rows, row, outs, OUTS_TILE: tl.constexpr, PIECES: tl.constexpr):
-    """What all pieces gave for some outputs of a row."""
-    total = tl.zeros(outs.shape, tl.float32)
-    for piece in range(PIECES):
-        total += tl.load(parts_ptr + (piece * rows + row) * OUTS_TILE + outs)
-    return total
+def _added(
+    parts_ptr, rows, row, outs, OUTS_TILE: tl.constexpr, PIECES: tl.constexpr, WIDE: tl.constexpr
+):
+    """What all pieces gave for some outputs of a row [outs]; WIDE: a power of two, no fewer than the pieces."""
+    pieces = tl.arange(0, WIDE)
+    part_ptrs = parts_ptr + (pieces[:, None] * rows + row) * OUTS_TILE + outs[None, :]
+    return tl.sum(tl.load(part_ptrs, mask=(pieces < PIECES)[:, None], other=0.0), axis=0)
 
 
 @triton.jit
 def _scale_of(
     parts_ptr, rows, row, eps, COLUMNS: tl.constexpr, OUTS: tl.constexpr, OUTS_TILE: tl.constexpr,
-    PIECES: tl.constexpr,
+    PIECES: tl.constexpr, WIDE: tl.constexpr,
 ):  # fmt: skip
     """By what products of a row are multiplied so that the row has unit root mean square."""
-    squares = _added(parts_ptr, rows, row, OUTS + tl.arange(0, 1), OUTS_TILE, PIECES)
+    squares = _added(parts_ptr, rows, row, OUTS + tl.arange(0, 1), OUTS_TILE, PIECES, WIDE)
     return tl.rsqrt(tl.sum(squares, axis=0) / COLUMNS + eps)
 
 
@@ -96,22 +117,25 @@ def _mix_kernel(
     COUNT: tl.constexpr,
     OUTS_TILE: tl.constexpr,
     PIECES: tl.constexpr,
+    WIDE: tl.constexpr,
     ITERATIONS: tl.constexpr,
 ):
     OUTS: tl.constexpr = (2 + COUNT) * COUNT
     row = tl.program_id(0).to(tl.int64)
-    unit = _scale_of(parts_ptr, rows, row, norm_eps, COLUMNS, OUTS, OUTS_TILE, PIECES)
+    unit = _scale_of(parts_ptr, rows, row, norm_eps, COLUMNS, OUTS, OUTS_TILE, PIECES, WIDE)
     one = tl.arange(0, COUNT)
-    read = _added(parts_ptr, rows, row, one, OUTS_TILE, PIECES) * unit
+    read = _added(parts_ptr, rows, row, one, OUTS_TILE, PIECES, WIDE) * unit
     read = _sigmoid(read * tl.load(scale_ptr) + tl.load(base_ptr + one)) + mix_eps
     tl.store(read_ptr + row * COUNT + one, read)
     at = COUNT + one
-    write = _added(parts_ptr, rows, row, at, OUTS_TILE, PIECES) * unit
+    write = _added(parts_ptr, rows, row, at, OUTS_TILE, PIECES, WIDE) * unit
     write = 2.0 * _sigmoid(write * tl.load(scale_ptr + 1) + tl.load(base_ptr + at))
     tl.store(write_ptr + row * COUNT + one, write)
     both = one[:, None] * COUNT + one[None, :]
+    flat = 2 * COUNT + tl.arange(0, COUNT * COUNT)
+    mix = _added(parts_ptr, rows, row, flat, OUTS_TILE, PIECES, WIDE) * unit
+    mix = tl.reshape(mix, [COUNT, COUNT])
     at = 2 * COUNT + both
-    mix = _added(parts_ptr, rows, row, at, OUTS_TILE, PIECES) * unit
     mix = mix * tl.load(scale_ptr + 2) + tl.load(base_ptr + at)
     mix = tl.exp(mix - tl.max(mix, axis=1)[:, None])
     mix = mix / tl.sum(mix, axis=1)[:, None] + mix_eps
@@ -135,11 +159,12 @@ def _head_kernel(
     COUNT: tl.constexpr,
     OUTS_TILE: tl.constexpr,
     PIECES: tl.constexpr,
+    WIDE: tl.constexpr,
 ):
     row = tl.program_id(0).to(tl.int64)
-    unit = _scale_of(parts_ptr, rows, row, norm_eps, COLUMNS, COUNT, OUTS_TILE, PIECES)
+    unit = _scale_of(parts_ptr, rows, row, norm_eps, COLUMNS, COUNT, OUTS_TILE, PIECES, WIDE)
     one = tl.arange(0, COUNT)
-    read = _added(parts_ptr, rows, row, one, OUTS_TILE, PIECES) * unit
+    read = _added(parts_ptr, rows, row, one, OUTS_TILE, PIECES, WIDE) * unit
     read = _sigmoid(read * tl.load(scale_ptr) + tl.load(base_ptr + one)) + mix_eps
     tl.store(read_ptr + row * COUNT + one, read)
 
@@ -182,7 +207,7 @@ def triton_mix_coefficients(
         parts = _project(streams, fn)
         _mix_kernel[(rows,)](
             parts, base, scale, read, write, mix, rows, norm_eps, mix_eps,
-            COLUMNS=count * width, COUNT=count, OUTS_TILE=parts.shape[2], PIECES=parts.shape[0],
+            COLUMNS=count * width, COUNT=count, OUTS_TILE=parts.shape[2], PIECES=parts.shape[0], WIDE=triton.next_power_of_2(parts.shape[0]),
             ITERATIONS=iterations, num_warps=1,
         )  # fmt: skip
     return read, write, mix
@@ -202,7 +227,7 @@ def triton_head_coefficients(
         parts = _project(streams, fn)
         _head_kernel[(rows,)](
             parts, base, scale, read, rows, norm_eps, mix_eps,
-            COLUMNS=count * width, COUNT=count, OUTS_TILE=parts.shape[2], PIECES=parts.shape[0],
+            COLUMNS=count * width, COUNT=count, OUTS_TILE=parts.shape[2], PIECES=parts.shape[0], WIDE=triton.next_power_of_2(parts.shape[0]),
             num_warps=1,
         )  # fmt: skip
     return read
