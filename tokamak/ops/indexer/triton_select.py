@@ -55,13 +55,14 @@ class SelectForm:
 
     chunk: int | None
     tile: int
+    warps: int = 4
 
 
 @triton.jit
 def _at(
     slots, scores_ptr, list_ptr, visible, end, scored, BLOCK: tl.constexpr, BY_NUMBER: tl.constexpr
 ):
-    """Keys that sort like the scores (int64, below 2 to 32), the scores, their numbers, and which there are."""
+    """Keys that sort like the scores (uint32), the scores, their numbers, and which there are."""
     numbers = slots
     seen = slots < end
     if list_ptr is not None:
@@ -72,9 +73,9 @@ def _at(
     scores = tl.load(scores_ptr + columns, mask=seen & scored, other=0.0)
     # The two zeros are equal.
     bits = tl.where(scores == 0.0, 0.0, scores).to(tl.int32, bitcast=True)
-    ordered = tl.where(bits < 0, bits ^ 0x7FFFFFFF, bits).to(tl.int64) + 0x80000000
+    ordered = bits ^ ((bits >> 31) | -0x80000000)
     unordered = scores != scores
-    keys = tl.where(unordered, UNORDERED, ordered)
+    keys = tl.where(unordered, -1, ordered).to(tl.uint32, bitcast=True)
     return keys, scores, numbers, seen & (unordered | (scores > float("-inf")))
 
 
@@ -110,11 +111,11 @@ def _select_kernel(
     scores_ptr += row * stride_scores_row
     out = out_ptr + row * stride_out_row + part.to(tl.int64) * most
 
-    # All are above this one, and none is equal.
-    least = begin.to(tl.int64) * 0 - 1
+    # Where not all are taken: the least that is, and how many of those that equal it.
+    least = (begin * 0).to(tl.uint32)
     equals = begin * 0
-    if scored & (end - begin > most):
-        least += 1
+    chooses = scored & (end - begin > most)
+    if chooses:
         equals = most + 0
         for byte in tl.static_range(4):
             counts = tl.zeros([BINS], tl.int32)
@@ -122,7 +123,9 @@ def _select_kernel(
                 keys, _, _, seen = _at(
                     first + in_tile, scores_ptr, list_ptr, visible, end, scored, BLOCK, BY_NUMBER
                 )
-                alike = seen & ((keys >> (32 - 8 * byte)) == least)
+                alike = seen
+                if byte > 0:
+                    alike = seen & ((keys >> (32 - 8 * byte)) == least)
                 digits = ((keys >> (24 - 8 * byte)) & 0xFF).to(tl.int32)
                 counts += tl.histogram(digits, BINS, mask=alike)
             if byte == 0:
@@ -130,7 +133,7 @@ def _select_kernel(
             at_least = tl.cumsum(counts, axis=0, reverse=True)
             digit = tl.sum((at_least >= equals).to(tl.int32), axis=0) - 1
             equals -= tl.sum(tl.where(bins > digit, counts, 0), axis=0)
-            least = least * 256 + digit
+            least = (least << 8) | digit.to(tl.uint32)
 
     taken = begin * 0
     passed = begin * 0
@@ -138,9 +141,10 @@ def _select_kernel(
         keys, scores, numbers, seen = _at(
             first + in_tile, scores_ptr, list_ptr, visible, end, scored, BLOCK, BY_NUMBER
         )
-        equal = (seen & (keys == least)).to(tl.int32)
+        equal = (seen & chooses & (keys == least)).to(tl.int32)
         early = (equal > 0) & (passed + tl.cumsum(equal, axis=0) <= equals)
-        take = ((seen & (keys > least)) | early) & (keys != UNORDERED)
+        above = seen & ((keys > least) | (not chooses))
+        take = (above | early) & (keys != UNORDERED)
         places = taken + tl.cumsum(take.to(tl.int32), axis=0) - 1
         tl.store(out + places, numbers, mask=take)
         if out_scores_ptr is not None:
@@ -206,17 +210,23 @@ def select(source: Source, form: SelectForm, out: Tensor) -> None:
         parts = triton.cdiv(source.slots, chunk)
         numbers = out.new_empty((rows, parts * most))
         scores = torch.empty((rows, parts * most), dtype=torch.float32, device=out.device)
-        _launch(source, form.tile, chunk, parts, most, numbers, scores)
+        _launch(source, form, chunk, parts, most, numbers, scores)
         source = Source(scores, numbers, source.positions, source.ratio, source.per)
-    _launch(source, form.tile, source.slots, 1, most, out, None)
+    _launch(source, form, source.slots, 1, most, out, None)
 
 
 def _launch(
-    source: Source, tile: int, chunk: int, parts: int, most: int, out: Tensor, scores: Tensor | None
+    source: Source,
+    form: SelectForm,
+    chunk: int,
+    parts: int,
+    most: int,
+    out: Tensor,
+    scores: Tensor | None,
 ) -> None:
     lists = source.lists
     _select_kernel[(out.shape[0], parts)](
         source.scores, lists, source.positions, out, scores, source.ratio, source.per, source.slots, chunk, most,
         source.scores.stride(0), 0 if lists is None else lists.stride(0), out.stride(0),
-        BLOCK=source.block, BY_NUMBER=source.by_number, TILE=tile, num_warps=min(max(tile // 256, 1), 4),
+        BLOCK=source.block, BY_NUMBER=source.by_number, TILE=form.tile, num_warps=form.warps,
     )  # fmt: skip
