@@ -65,6 +65,9 @@ class TimedCore:
     def has_work(self) -> bool:
         return self.core.has_work
 
+    def work_ahead(self) -> bool:
+        return self.core.work_ahead()
+
     def step(self) -> list[RequestUpdate]:
         updates = self.core.step()
         tokens = sum(len(update.token_ids) for update in updates)

@@ -46,6 +46,7 @@ def main() -> None:
         options = EngineOptions(
             model=folder,
             load_format="random",
+            graphs="startup",
             enable_prefix_caching=False,
             req_graph_sizes=tuple(asked.batches),
             token_graph_sizes=(),

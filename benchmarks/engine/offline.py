@@ -47,7 +47,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--new", type=int, default=128, help="new tokens of the longer runs")
     parser.add_argument("--rounds", type=int, default=ROUNDS)
     parser.add_argument("--device", default="auto")
-    parser.add_argument("--graphs", default="auto")
+    parser.add_argument("--graphs", help="startup on a GPU, auto on a CPU")
     parser.add_argument("--kernels", default="", help="backends, as op=backend,op=backend")
     parser.add_argument("--kv-cache-dtype", default="auto")
     parser.add_argument(
@@ -165,14 +165,15 @@ def _load(
 ) -> tuple[ProfiledCore, LLM, str]:
     longest = asked.prompt + max(asked.new, PROFILED_TOKENS) + 1
     sizes: dict[str, Any] = {}
-    if not asked.all_sizes and asked.graphs != "off":
+    graphs = asked.graphs or ("auto" if asked.device == "cpu" else "startup")
+    if not asked.all_sizes and graphs != "off":
         sizes = {"req_graph_sizes": tuple(batches)}
     config = configure(
         EngineOptions(
             model=folder,
             load_format="random",
             device=asked.device,
-            graphs=asked.graphs,
+            graphs=graphs,
             kernels=asked.kernels,
             kv_cache_dtype=asked.kv_cache_dtype,
             enable_prefix_caching=False,

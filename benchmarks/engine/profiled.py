@@ -82,6 +82,9 @@ class ProfiledCore:
     def has_work(self) -> bool:
         return self.core.has_work
 
+    def work_ahead(self) -> bool:
+        return self.core.work_ahead()
+
     def stats(self) -> EngineStats:
         return self.core.stats()
 

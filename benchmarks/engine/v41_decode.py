@@ -58,7 +58,7 @@ def arguments(given: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--chunk", type=int, help="tokens of a step; 8192, tiny 256")
     parser.add_argument("--device", default="auto")
     parser.add_argument("--threads", default="auto", help="of a CPU")
-    parser.add_argument("--graphs", default="auto")
+    parser.add_argument("--graphs", help="startup on a GPU, auto on a CPU")
     parser.add_argument("--kernels", default="", help="backends, as op=backend,op=backend")
     parser.add_argument("--record", help="write benchmarks/records/NAME.json")
     asked = parser.parse_args(given)
@@ -98,12 +98,14 @@ def main() -> None:
 
 def _options(folder: str, asked: argparse.Namespace) -> EngineOptions:
     longest = max(asked.prompt + asked.new, *asked.contexts, 0) + 16
-    graphs = {"req_graph_sizes": (asked.requests,)} if asked.graphs != "off" else {}
+    on_gpu = asked.device != "cpu" and torch.cuda.is_available()
+    graphs = asked.graphs or ("startup" if on_gpu else "auto")
+    sizes = {"req_graph_sizes": (asked.requests,)} if graphs != "off" else {}
     return EngineOptions(
         model=folder,
         load_format="random",
         device=asked.device,
-        graphs=asked.graphs,
+        graphs=graphs,
         kernels=asked.kernels,
         threads=asked.threads,
         dtype="float32" if asked.tiny else "auto",
@@ -112,7 +114,7 @@ def _options(folder: str, asked: argparse.Namespace) -> EngineOptions:
         max_num_batched_tokens=asked.chunk,
         max_model_len=longest,
         num_blocks_override=asked.requests * (longest // 16 + 2) if asked.tiny else None,
-        **graphs,
+        **sizes,
     )
 
 

@@ -80,6 +80,7 @@ def start(folder):
             "max_num_seqs": 16,
             "max_num_batched_tokens": 128,
             "kv_cache_memory_bytes": 64 * 1024**2,
+            "graphs": "startup",
             "req_graph_sizes": (1, 2, 4, 8, 16),
             "token_graph_sizes": (32, 64, 128),
             **changes,
@@ -282,7 +283,7 @@ def test_a_row_of_nans_ends_its_request_alone_when_its_token_arrives(start, fold
     assert core.stats().free_blocks == core.stats().total_blocks
 
 
-@pytest.mark.parametrize("graphs", ["startup", "on-demand", "off"])
+@pytest.mark.parametrize("graphs", ["startup", "serving", "on-demand", "off"])
 def test_a_golden_run_with_arrivals_finishes_and_preemptions_gives_the_oracles_tokens(
     start, folder, graphs
 ):

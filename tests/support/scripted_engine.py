@@ -132,6 +132,7 @@ class ScriptedCore:
     told: EngineReport = field(default_factory=EngineReport)
     """What `report` says."""
     resets: int = 0
+    pieces_left: int = 0
     steps: int = 0
     closed: bool = False
     _running: dict[str, _Running] = field(default_factory=dict)
@@ -176,6 +177,10 @@ class ScriptedCore:
     @property
     def has_work(self) -> bool:
         return bool(self._running or self._waiting or self._news)
+
+    def work_ahead(self) -> bool:
+        self.pieces_left = max(self.pieces_left - 1, 0)
+        return self.pieces_left > 0
 
     def step(self) -> list[RequestUpdate]:
         if self.step_s:

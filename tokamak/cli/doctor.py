@@ -120,6 +120,8 @@ def model_report(options: EngineOptions) -> dict[str, Any]:
     config = configure(options, progress=sys.stderr.isatty())
     core: CoreFace = importlib.import_module("tokamak.engine.core").EngineCore(config)
     try:
+        while core.work_ahead():
+            continue
         ready, report = core.ready(), core.report()
     finally:
         core.close()

@@ -114,7 +114,7 @@ class KernelConfig:
 class GraphConfig:
     """What is recorded, when, and how it is checked."""
 
-    when: Literal["startup", "on-demand", "off"]
+    when: Literal["startup", "serving", "on-demand", "off"]
     backend: Literal["cuda", "sim", "none"]
     """`none` exactly when `when` is off."""
     request_sizes: tuple[int, ...] | None

@@ -164,8 +164,10 @@ class EngineOptions(BaseSettings):
         (), "kernels", "Backends to use, as op=backend; `tokamak doctor` lists them."
     )
 
-    graphs: Literal["auto", "startup", "on-demand", "off"] = _option(
-        "auto", "graphs", "When steps are recorded: before serving, when a size first comes, never."
+    graphs: Literal["auto", "startup", "serving", "on-demand", "off"] = _option(
+        "auto",
+        "graphs",
+        "When steps are recorded: before serving, from then on, when a size first comes, never.",
     )
     graph_backend: Literal["auto", "cuda", "sim", "none"] = _option(
         "auto", "graphs", "What records: cuda on a GPU, sim on a CPU, none with graphs off."

@@ -16,7 +16,7 @@ from tokamak.config.reasons import AUTO, Reasons
 from tokamak.device.facts import DeviceFacts
 from tokamak.errors import OptionError
 
-When = Literal["startup", "on-demand", "off"]
+When = Literal["startup", "serving", "on-demand", "off"]
 Backend = Literal["cuda", "sim", "none"]
 Sizes = tuple[int, ...] | None
 
@@ -95,7 +95,8 @@ REFUSED_GRAPHS: tuple[GraphRefusal, ...] = (
     GraphRefusal(
         ("graphs", "graph_backend"),
         lambda c: (
-            c.options.graphs in ("startup", "on-demand") and c.options.graph_backend == "none"
+            c.options.graphs in ("startup", "serving", "on-demand")
+            and c.options.graph_backend == "none"
         ),
         lambda c: f"graphs is {c.options.graphs}, but graph_backend is none",
         lambda c: "leave graph_backend out, or use graphs=off",
@@ -244,7 +245,10 @@ def _when(options: EngineOptions, facts: DeviceFacts) -> tuple[When, str]:
     if options.graph_backend == "none":
         return "off", "graph_backend is none"
     if facts.vendor != "cpu":
-        return "startup", "recorded before serving, so that no request waits for a recording"
+        return (
+            "serving",
+            "all sizes are recorded between the first steps and while idle: no first token waits",
+        )
     if options.graph_backend != AUTO:
         return "on-demand", f"graph_backend {options.graph_backend} was asked for"
     for name in ("req_graph_sizes", "token_graph_sizes", "token_graph_max"):

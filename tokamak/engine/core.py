@@ -161,6 +161,10 @@ class EngineCore:
             updates += self._commit_oldest()
         return updates
 
+    def work_ahead(self) -> bool:
+        """Record a step size that was put off; whether there are more."""
+        return self._executor.work_ahead()
+
     def _commit_oldest(self) -> list[RequestUpdate]:
         launched = self._launched.popleft()
         plan = launched.plan

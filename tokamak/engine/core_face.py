@@ -38,6 +38,10 @@ class CoreFace(Protocol):
         """One turn of the loop; its news may be none."""
         ...
 
+    def work_ahead(self) -> bool:
+        """Do a piece of what can wait for a quiet moment, such as a recording; whether there is more."""
+        ...
+
     def stats(self) -> EngineStats:
         """Gauges and counters now."""
         ...

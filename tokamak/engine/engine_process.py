@@ -1,8 +1,8 @@
 """What does an engine process do, from its first line to its exit code?
 
 It reads its start order from standard input, ties its life to the front end's, builds an EngineCore and turns its
-loop: messages in, a step, news out. Without work it sleeps until a message comes, and says every half second that it
-is alive. Exit codes: 0 asked to end, 1 failed (the front end was told why), 3 the front end is gone.
+loop: messages in, a step, news out. Without work it does what can wait for such a moment, then sleeps until a message
+comes, and says every half second that it is alive. Exit codes: 0 asked to end, 1 failed (the front end was told why), 3 the front end is gone.
 """
 
 from __future__ import annotations
@@ -70,7 +70,8 @@ class EngineLoop:
                 self._tell(self._core.step())
             else:
                 self._tell([])
-                self._channel.wait(HEARTBEAT_S)
+                if not self._core.work_ahead():
+                    self._channel.wait(HEARTBEAT_S)
         self._tell(
             [
                 RequestUpdate(request_id=request_id, finish_reason=FinishReason.ABORT)

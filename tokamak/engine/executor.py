@@ -40,6 +40,10 @@ class Executor(Protocol):
         """Start a step and return at once."""
         ...
 
+    def work_ahead(self) -> bool:
+        """Record a step size that was put off, between steps; whether there are more."""
+        ...
+
     def close(self) -> None:
         """Let running steps end and free the device."""
         ...
@@ -109,6 +113,11 @@ class InProcessExecutor:
         if self._on_cpu:
             return _StreamStep(plan, launched, runner.waits)
         return _LaunchedStep(plan, launched)
+
+    def work_ahead(self) -> bool:
+        """Record a step size that was put off, and wait for it; whether there are more."""
+        recorder = self.rank.runner.recorder
+        return recorder.is_alone and self._stream.submit(recorder.record_next).result()
 
     def close(self) -> None:
         """Let running steps end and stop the thread; what runs on a GPU ends by itself."""

@@ -147,7 +147,7 @@ class EngineReport(msgspec.Struct, frozen=True, kw_only=True):
     """Where an engine's steps went, and what its graphs are; sums since the start."""
 
     graphs_when: str = "off"
-    """`startup`, `on-demand` or `off`."""
+    """`startup`, `serving`, `on-demand` or `off`."""
     graphs_why: str = "the engine has not reported yet"
     graph_backend: str = "none"
     graph_reserve_bytes: int = 0

@@ -159,6 +159,8 @@ def assemble(config: EngineConfig, exchange: Exchange | None = None) -> Rank:
         if config.graphs.when == "startup":
             wired.runner.recorder.record_all()
             verdicts = _verified(wired) if config.graphs.verify else ()
+        elif config.graphs.when == "serving":
+            wired.runner.recorder.put_off()
     return Rank(
         model=model,
         runner=wired.runner,
@@ -221,12 +223,14 @@ def _default_cost(config: EngineConfig, build: Build, model: Model) -> GraphCost
 
 
 def _with_measured_cost(planned: Planned, sampler: Sampler, exchange: Exchange) -> StartPlan:
-    """A start that records everything measures first what that takes, once per model and machine (GR-24).
+    """A start behind which everything is recorded measures first what that takes, once per model and machine (GR-24).
 
     Recording is collective, so a rank whose cost is saved measures beside one that has none.
     """
     start = planned.start
-    if start.config.graphs.when != "startup" or exchange.vote(start.cost.source == "saved"):
+    if start.config.graphs.when not in ("startup", "serving") or exchange.vote(
+        start.cost.source == "saved"
+    ):
         return start
     cost = measure_cost(start, planned.build, planned.model, sampler=sampler, exchange=exchange)
     if cost is None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import gc
 import logging
 import time
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Iterator, Mapping
 from typing import Literal
 
@@ -94,9 +94,12 @@ class Recorder:
         self._wanted: Counter[tuple[Kind, int]] = Counter()
         self._refused: set[tuple[Kind, int]] = set()
         self._pays: set[Kind] = set()
+        self._pending: deque[tuple[Kind, int]] = deque()
         self.off = dict(off)
         """Graphs that record nothing, by name, and why."""
         self._chooses = records_choice(config)
+        self.is_alone = exchange.ranks == 1
+        """Whether it may record at any time: no peer would have to do so too."""
         self.request_buckets = requests
         self.token_buckets = PaddedBuckets(tokens.ladder) if config.eager_pad else tokens
         self.late_buckets = PaddedBuckets(decoder.ladder) if config.eager_pad else decoder
@@ -125,11 +128,8 @@ class Recorder:
     def record_all(self) -> None:
         """Record every bucket: prefill first, then decode, the largest of each first (GR-17)."""
         gc.collect()
-        kinds: tuple[Kind, ...] = ("token", "decoder", "request")
-        for kind in kinds:
-            for bucket in reversed(self._graph(kind).ladder.buckets):
-                if kind == "request" or not self._config.eager_pad:
-                    self._record(kind, bucket)
+        for kind, bucket in self._all():
+            self._record(kind, bucket)
         self._check_reserve()
         for report in self.reports():
             logger.info(
@@ -142,13 +142,38 @@ class Recorder:
                 report.pool_bytes,
             )
 
+    def _all(self) -> Iterator[tuple[Kind, int]]:
+        """Every bucket that is recorded, in the order of GR-17."""
+        kinds: tuple[Kind, ...] = ("token", "decoder", "request")
+        for kind in kinds:
+            for bucket in reversed(self._graph(kind).ladder.buckets):
+                if kind == "request" or not self._config.eager_pad:
+                    yield kind, bucket
+
+    def put_off(self) -> None:
+        """Leave all buckets to `record_next`."""
+        self._pending.extend(self._all())
+
+    @torch.inference_mode()
+    def record_next(self) -> bool:
+        """Record one of the buckets that were put off; returns whether more are left.
+
+        Called between steps by every rank, and by one that has no peers whenever it has nothing else to do.
+        """
+        if self._pending:
+            self._record(*self._pending.popleft())
+            if not self._pending:
+                self._check_reserve()
+        return bool(self._pending)
+
     def note(self, shape: StepShape) -> None:
         """Count what a settled step would have replayed. The count is the same on all ranks."""
         if self._config.when == "on-demand":
             self._wanted.update(key for key in _wanted(shape) if key not in self._refused)
 
     def record_wanted(self) -> None:
-        """Record what was wanted often enough; called between steps."""
+        """Record what was wanted often enough, or is next of what was put off; called between steps."""
+        self.record_next()
         due = [key for key, steps in self._wanted.items() if steps >= WANTED_STEPS]
         for kind, bucket in due:
             del self._wanted[kind, bucket]

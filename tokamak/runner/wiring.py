@@ -145,7 +145,7 @@ def wire(
         estimate_bytes=start.memory.graph_estimate_bytes,
         cost_source=start.cost.source,
     )
-    first = FIRST_REPLAYS_CHECKED if graphs.verify and graphs.when == "on-demand" else 0
+    first = FIRST_REPLAYS_CHECKED if graphs.verify and graphs.when != "startup" else 0
     runner = ModelRunner(
         model,
         inputs=inputs,

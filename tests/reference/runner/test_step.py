@@ -55,6 +55,7 @@ TURNS = 400
 SIZES = {"req_graph_sizes": "1,2,4", "token_graph_sizes": "8,16,24", "graph_backend": "sim"}
 GRAPHS: dict[str, dict[str, object]] = {
     "startup": {"graphs": "startup", **SIZES},
+    "serving": {"graphs": "serving", **SIZES},
     "on-demand": {"graphs": "on-demand", **SIZES},
     "off": {"graphs": "off"},
 }
@@ -232,8 +233,29 @@ def test_a_golden_run_gives_the_tokens_of_the_oracle_with_one_wait_a_step(
     # A wait for every step that was committed, in its turn, after the launch of the next.
     assert {(waits - steps, early) for steps, waits, early in ran.waits} == {(0, 0)}
     replayed = {mode for mode in Mode if mode is not Mode.EAGER and report.modes[mode].steps}
-    assert graphs != "startup" or replayed == {Mode.REQUEST_GRAPH, Mode.TOKEN_GRAPH}
+    assert graphs not in ("startup", "serving") or replayed == {
+        Mode.REQUEST_GRAPH,
+        Mode.TOKEN_GRAPH,
+    }
     assert graphs != "off" or not replayed
+
+
+def buckets_of(core: EngineCore) -> dict[str, list[int]]:
+    return {graph.name: graph.recorded for graph in core.report().graphs}
+
+
+def test_sizes_are_recorded_one_by_one_while_there_is_no_work(start):
+    core, _ = start("serving")
+    before = buckets_of(core)
+
+    pieces = 1
+    while core.work_ahead():
+        pieces += 1
+
+    expected = buckets_of(start("startup")[0])
+    assert not any(before.values())
+    assert buckets_of(core) == expected
+    assert pieces == len(expected["decode"]) + len(expected["prefill"])
 
 
 def test_rows_of_requests_that_ended_a_step_ago_never_reach_a_client(start, golden):

@@ -181,7 +181,7 @@ def test_a_missing_file_is_one_line(tmp_path: Path) -> None:
         ({"verify_graphs_rate": 1.5}, "verify_graphs_rate is 1.5; it must be at most 1.0"),
         (
             {"graphs": "always"},
-            "graphs is 'always'; it must be 'auto', 'startup', 'on-demand' or 'off'",
+            "graphs is 'always'; it must be 'auto', 'startup', 'serving', 'on-demand' or 'off'",
         ),
     ],
 )

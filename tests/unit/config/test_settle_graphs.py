@@ -31,10 +31,10 @@ def test_a_cpu_with_compiled_kernels_records_every_request_size_on_demand() -> N
     assert "arithmetic" in why("token_graph_sizes")
 
 
-def test_a_gpu_records_the_default_sizes_before_serving() -> None:
+def test_a_gpu_records_the_default_sizes_while_it_serves() -> None:
     graphs = a_config(facts=GPU).graphs
 
-    assert (graphs.when, graphs.backend) == ("startup", "cuda")
+    assert (graphs.when, graphs.backend) == ("serving", "cuda")
     assert (graphs.request_sizes, graphs.token_sizes) == (None, None)
 
 

@@ -30,7 +30,7 @@ class Graphs(msgspec.Struct, frozen=True, kw_only=True):
     """What is recorded, when and why; and how it was checked."""
 
     when: str
-    """`startup`, `on-demand` or `off`."""
+    """`startup`, `serving`, `on-demand` or `off`."""
     why: str
     backend: str
     graphs: list[GraphReport]

@@ -1,0 +1,34 @@
+"""What does an engine process do while it has no requests?"""
+
+from tests.support.scripted_engine import ScriptedCore
+from tokamak.engine.engine_process import EngineLoop
+from tokamak.engine.messages import Shutdown
+
+
+class Channel:
+    """Says when messages are looked for and waited for; the first wait brings the end."""
+
+    def __init__(self):
+        self.noted = []
+
+    def receive(self):
+        if "wait" in self.noted:
+            return [Shutdown()]
+        self.noted.append("receive")
+        return []
+
+    def send(self, message):
+        pass
+
+    def wait(self, seconds):
+        self.noted.append("wait")
+
+
+def test_it_works_ahead_piece_by_piece_and_sleeps_when_nothing_is_left():
+    core, channel = ScriptedCore(), Channel()
+    core.pieces_left = 3
+
+    EngineLoop(core, channel).run()
+
+    assert core.pieces_left == 0
+    assert channel.noted[:4] == ["receive", "receive", "receive", "wait"]
