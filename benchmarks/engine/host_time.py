@@ -1,9 +1,10 @@
-"""Where does the host's time of a decode step go, without a profiler in the way?
+"""Where does the host's time of a decode step go, and how long does the GPU wait for it?
 
-    python -m benchmarks.engine.host_time --model qwen3-0.6b --batch 1
+    python -m benchmarks.engine.host_time [--models qwen3-0.6b] [--batches 1 4 32] [--record h200-host]
 
-Turns of the engine's loop are timed part by part with the always-on spans and a clock around the rest: planning,
-launching, waiting, committing. With `--functions` a second run counts Python functions (cProfile, which slows them).
+Turns of the engine's loop are timed part by part with the always-on spans, without a profiler in the way. Then PyTorch's
+profiler watches a few more, for the time in which no kernel runs. With `--functions` a second run counts Python functions
+(cProfile, which slows them).
 """
 
 from __future__ import annotations
@@ -17,12 +18,16 @@ import statistics
 import tempfile
 import time
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
+from benchmarks.engine.profiled import PREPARATION, ProfiledCore
 from benchmarks.engine.published import MODELS
+from benchmarks.record import write_record
 from tokamak.config.options import EngineOptions
 from tokamak.core.request import SamplingParams
+from tokamak.device.facts import device_facts
 from tokamak.engine.configure import configure
 from tokamak.engine.core import EngineCore
 from tokamak.engine.messages import AddRequest
@@ -30,36 +35,47 @@ from tokamak.telemetry.spans import SPANS
 
 SKIPPED_STEPS = 32
 STEPS = 96
+PROFILED_STEPS = 40
 
 
 def main() -> None:
-    """Print medians in microseconds."""
+    """Print medians in microseconds, and write a record if one is named."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--model", default="qwen3-0.6b")
-    parser.add_argument("--batches", type=int, nargs="+", default=[1])
+    parser.add_argument("--models", nargs="+", choices=[*MODELS], default=["qwen3-0.6b"])
+    parser.add_argument("--batches", type=int, nargs="+", default=[1, 4, 32])
     parser.add_argument("--prompt", type=int, default=1024)
     parser.add_argument("--functions", action="store_true")
+    parser.add_argument("--record", help="write benchmarks/records/NAME.json")
     asked = parser.parse_args()
-    with tempfile.TemporaryDirectory() as folder:
-        config = json.dumps(MODELS[asked.model].config)
-        (Path(folder) / "config.json").write_text(config, encoding="utf-8")
-        options = EngineOptions(
-            model=folder,
-            load_format="random",
-            graphs="startup",
-            enable_prefix_caching=False,
-            req_graph_sizes=tuple(asked.batches),
-            token_graph_sizes=(),
-            max_num_seqs=max(asked.batches),
-        )
-        core = EngineCore(configure(options))
+    rows: list[dict[str, Any]] = []
+    device = ""
+    for name in asked.models:
+        with tempfile.TemporaryDirectory() as folder:
+            config = json.dumps(MODELS[name].config)
+            (Path(folder) / "config.json").write_text(config, encoding="utf-8")
+            options = EngineOptions(
+                model=folder,
+                load_format="random",
+                graphs="startup",
+                enable_prefix_caching=False,
+                req_graph_sizes=tuple(asked.batches),
+                token_graph_sizes=(),
+                max_num_seqs=max(asked.batches),
+            )
+            settled = configure(options)
+            device, core = settled.model.device, ProfiledCore(EngineCore(settled))
         for batch in asked.batches:
-            measure(core, batch, asked.prompt, functions=asked.functions)
+            row = measure(core, batch, asked.prompt, functions=asked.functions)
+            rows.append({"model": name, **row})
+            print(json.dumps(rows[-1]), flush=True)
         core.close()
+    if asked.record:
+        figures = {"prompt_tokens": asked.prompt, "steps": STEPS, "rows": rows}
+        print(write_record(asked.record, figures, device_facts(device)))
 
 
-def measure(core: EngineCore, batch: int, prompt: int, *, functions: bool) -> None:
-    """Run a batch to its end, timing the turns in which all of it decodes."""
+def measure(core: ProfiledCore, batch: int, prompt: int, *, functions: bool) -> dict[str, Any]:
+    """Decode steps of a batch: microseconds of a turn, of its spans, and without a kernel on the GPU."""
     chance = random.Random(batch)
     for at in range(batch):
         core.add(
@@ -67,7 +83,7 @@ def measure(core: EngineCore, batch: int, prompt: int, *, functions: bool) -> No
                 request_id=f"{batch}-{at}",
                 prompt_ids=[chance.randrange(1000, 60000) for _ in range(prompt)],
                 params=SamplingParams(temperature=0.0, ignore_eos=True),
-                max_tokens=SKIPPED_STEPS + STEPS + 40,
+                max_tokens=SKIPPED_STEPS + STEPS + PROFILED_STEPS,
                 stop_ids=[],
                 sibling=0,
                 priority=0,
@@ -77,7 +93,7 @@ def measure(core: EngineCore, batch: int, prompt: int, *, functions: bool) -> No
     before = core.stats().generated_tokens
     while core.stats().generated_tokens < before + batch * SKIPPED_STEPS:
         core.step()
-    runner = core._executor.rank.runner
+    runner = core.core._executor.rank.runner
     first = runner.spans.steps
     turns = []
     profile = cProfile.Profile()
@@ -89,13 +105,19 @@ def measure(core: EngineCore, batch: int, prompt: int, *, functions: bool) -> No
         turns.append(time.perf_counter() - began)
     profile.disable()
     kept = runner.spans.recent_ns()[-(runner.spans.steps - first) :]
-    parts = {name: np.median(kept[:, at]) / 1e3 for at, name in enumerate(SPANS)}
-    shown = " ".join(f"{name} {value:.0f}" for name, value in parts.items() if value)
-    print(f"batch {batch}: turn {statistics.median(turns) * 1e6:.0f} us; {shown}")
+    parts = {name: round(float(np.median(kept[:, at])) / 1e3, 1) for at, name in enumerate(SPANS)}
     if functions:
         pstats.Stats(profile).sort_stats("tottime").print_stats(28)
+    core.watch()
     while core.has_work:
         core.step()
+    return {
+        "batch": batch,
+        "turn_us": round(statistics.median(turns) * 1e6, 1),
+        "host_us": {name: us for name, us in parts.items() if us},
+        "preparation_us": round(sum(parts[name] for name in PREPARATION), 1),
+        "gpu_idle_us": None if core.profile is None else round(core.profile.idle_us, 1),
+    }
 
 
 if __name__ == "__main__":

@@ -18,6 +18,8 @@ from tokamak.telemetry.spans import SPANS
 
 UNWATCHED_STEPS = 8
 WATCHED_STEPS = 16
+PREPARATION = ("stage", "publish", "fill", "attn", "install")
+"""Spans of what is prepared in front of a launch."""
 
 
 @dataclass(slots=True)

@@ -24,7 +24,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from benchmarks.engine.profiled import ProfiledCore
+from benchmarks.engine.profiled import PREPARATION, ProfiledCore
 from benchmarks.engine.published_v4_1 import mini, tiny
 from benchmarks.engine.v41_bytes import experts_form, loaded_bytes, step_bytes
 from benchmarks.record import write_record
@@ -42,8 +42,6 @@ from tokamak.telemetry.spans import SPANS
 SKIPPED_TURNS = 8
 """Of those in which all requests decode: recordings are made and caches of the allocator filled in them."""
 COPIED_BYTES = {"cuda": 1 << 31, "cpu": 1 << 27}
-HOST_SPANS = ("stage", "publish", "fill", "attn", "install")
-"""What is prepared in front of a launch."""
 
 
 def arguments(given: Sequence[str] | None = None) -> argparse.Namespace:
@@ -203,7 +201,7 @@ def decode(core: ProfiledCore, config: EngineConfig, asked: argparse.Namespace) 
         "bytes_read": read,
         "copy_bytes_a_second": round(rate),
         "host_us": host,
-        "preparation_us": round(sum(host.get(name, 0.0) for name in HOST_SPANS), 1),
+        "preparation_us": round(sum(host.get(name, 0.0) for name in PREPARATION), 1),
         "gpu_idle_us": None if core.profile is None else round(core.profile.idle_us, 1),
     }
 
