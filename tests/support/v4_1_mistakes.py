@@ -16,12 +16,11 @@ from torch import Tensor
 
 from tests.support.steps import a_build
 from tests.support.tiny_v4 import a_v4_1
-from tokamak.layers.attention.compressed import Rotation, group_starts
+from tokamak.layers.attention.compressed import Rotation
 from tokamak.layers.attention.sparse import Indexer
 from tokamak.layers.engram import Engram
 from tokamak.layers.norm import RMSNorm
 from tokamak.layers.residual import Coefficients, MixSite
-from tokamak.models.deepseek_v4 import attention as v4_attention
 from tokamak.models.deepseek_v4.attention import EntrySource
 from tokamak.models.deepseek_v4.v4_1 import DeepseekV41, V41Layer
 from tokamak.ops.indexer import reference as index_reference
@@ -125,9 +124,13 @@ def own_read(model: DeepseekV41, patch: pytest.MonkeyPatch, *, part: str) -> Non
 
 
 def last_tokens_place(model: DeepseekV41, patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(
-        v4_attention, "group_starts", lambda step, ratio: group_starts(step, ratio) + ratio - 1
-    )
+    right = Rotation.__call__
+
+    def call(self, x, positions, *, backwards=False, ratio=1):
+        last = positions - positions % ratio + ratio - 1
+        return right(self, x, last, backwards=backwards)
+
+    patch.setattr(Rotation, "__call__", call)
 
 
 def keys_of_rotated_latents(model: DeepseekV41, patch: pytest.MonkeyPatch) -> None:
@@ -139,7 +142,7 @@ def keys_of_rotated_latents(model: DeepseekV41, patch: pytest.MonkeyPatch) -> No
             ratio = right.ratio
 
             def __call__(self, x, step, right=right, starts=starts):
-                starts[:] = [group_starts(step, right.ratio)]
+                starts[:] = [step.positions - step.positions % right.ratio]
                 return right(x, step)
 
         patch.setattr(source, "compressor", Watched())

@@ -90,6 +90,7 @@ BACKEND_MODULES = {
         "tokamak.ops.residual_mix.triton",
         "tokamak.ops.residual_mix.triton_coefficients",
         "tokamak.ops.rope.triton",
+        "tokamak.ops.rope.triton_pairs",
         "tokamak.ops.rotate_cache_attend.triton_sm90",
         "tokamak.ops.rotate_cache_attend.triton",
         "tokamak.ops.sample.triton",

@@ -63,7 +63,10 @@ CASES = {
         for name in ("engram_rows", "engram_values", "engram_gate")
     },
     "embedding": {"embed": "tokamak.ops.embedding.cases:embed_cases"},
-    "rope": {"rotate_and_cache": "tokamak.ops.rope.cases:rotate_and_cache_cases"},
+    "rope": {
+        "rotate_and_cache": "tokamak.ops.rope.cases:rotate_and_cache_cases",
+        "rotate_pairs": "tokamak.ops.rope.pairs_cases:rotate_pairs_cases",
+    },
 }
 LIMITS = {"engram": {"tokamak.ops.engram.triton:DEVICE_PROGRAMS": 1}}
 """By package: one program reads all rows of a table, as few do for one in the host's memory."""

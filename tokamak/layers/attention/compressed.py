@@ -150,12 +150,12 @@ class Rotation:
         self._cos_sin = cos_sin
         self._rotate = build.bind(rotate_pairs)
 
-    def __call__(self, x: Tensor, positions: Tensor, *, backwards: bool = False) -> Tensor:
-        """x: [tokens, heads, head_dim] or [tokens, head_dim]; positions: int32 [tokens]; returns a new tensor."""
+    def __call__(
+        self, x: Tensor, positions: Tensor, *, backwards: bool = False, ratio: int = 1
+    ) -> Tensor:
+        """x: [tokens, heads, head_dim] or [tokens, head_dim]; positions: int32 [tokens]; returns a new tensor.
+
+        Rows of a group of `ratio` positions turn as its first would.
+        """
         heads = x if x.dim() == 3 else x.unsqueeze(1)
-        return self._rotate(heads, positions, self._cos_sin, backwards).view(x.shape)
-
-
-def group_starts(step: StepInputs, ratio: int) -> Tensor:
-    """The position of the first token of every token's group, int32 [tokens]."""
-    return step.positions - step.positions % ratio
+        return self._rotate(heads, positions, self._cos_sin, backwards, ratio).view(x.shape)

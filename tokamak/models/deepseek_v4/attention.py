@@ -12,7 +12,7 @@ from torch import Tensor
 from tokamak.cache.groups import group_sub_caches
 from tokamak.cache.sub_cache import SubCache
 from tokamak.core.inputs import StepInputs
-from tokamak.layers.attention.compressed import CacheRows, Compressor, Rotation, group_starts
+from tokamak.layers.attention.compressed import CacheRows, Compressor, Rotation
 from tokamak.layers.attention.sparse import Round, SparseAttention
 from tokamak.layers.build import Build
 from tokamak.layers.linear import Linear
@@ -35,14 +35,15 @@ class Rounding:
     query: Round
 
     @classmethod
-    def of_v4_1(cls, *, on: bool, packed: bool = False) -> Rounding:
+    def of_v4_1(cls, build: Build, *, on: bool, packed: bool = False) -> Rounding:
         """Window rows in 8 bits, entries and index rows in 4 bits; `packed`: caches round what they pack."""
         if not on:
             return cls(window=_as_is, entry=_as_is, key=_as_is, query=_as_is)
+        mxfp4 = build.bind(fake_mxfp4)
         if packed:
-            return cls(window=_as_is, entry=_as_is, key=_as_is, query=fake_mxfp4)
-        window = partial(fake_fp8, block=WINDOW_BLOCK)
-        return cls(window=window, entry=fake_nvfp4, key=fake_mxfp4, query=fake_mxfp4)
+            return cls(window=_as_is, entry=_as_is, key=_as_is, query=mxfp4)
+        window = partial(build.bind(fake_fp8), block=WINDOW_BLOCK)
+        return cls(window=window, entry=build.bind(fake_nvfp4), key=mxfp4, query=mxfp4)
 
 
 def _as_is(x: Tensor) -> Tensor:
@@ -143,10 +144,10 @@ class EntrySource:
     def __call__(self, x: Tensor, step: StepInputs) -> None:
         """Cache what the tokens of this step complete. x: [tokens, width], normed."""
         latents = self.compressor(x, step)
-        starts = group_starts(step, self.compressor.ratio)
-        keys = self._rotation(self.key_norm(self.key_down(latents)), starts)
+        turn = partial(self._rotation, positions=step.positions, ratio=self.compressor.ratio)
+        keys = turn(self.key_norm(self.key_down(latents)))
         self.keys.write(self._rounding.key(keys), step)
-        self.entries.write(self._rounding.entry(self._rotation(latents, starts)), step)
+        self.entries.write(self._rounding.entry(turn(latents)), step)
 
 
 def state_dtype(build: Build) -> str:

@@ -14,7 +14,7 @@ from torch import Tensor
 from tokamak.cache.sub_cache import SubCache
 from tokamak.core.inputs import StepInputs
 from tokamak.graphs.region import Manifest
-from tokamak.layers.attention.compressed import CacheRows, Compressor, Rotation, group_starts
+from tokamak.layers.attention.compressed import CacheRows, Compressor, Rotation
 from tokamak.layers.attention.sparse import Indexer, nothing_picked
 from tokamak.layers.build import Build
 from tokamak.layers.embedding import Embedding, Head
@@ -53,7 +53,7 @@ class Entries:
     def make(self, x: Tensor, step: StepInputs, rotation: Rotation) -> None:
         """Cache what the tokens of this step complete. x: [tokens, width], normed."""
         latents = self.compressor(x, step)
-        self.rows.write(rotation(latents, group_starts(step, self.compressor.ratio)), step)
+        self.rows.write(rotation(latents, step.positions, ratio=self.compressor.ratio), step)
 
 
 class V4Layer:

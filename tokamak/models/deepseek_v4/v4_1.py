@@ -49,7 +49,7 @@ class V41Layer:
     ) -> None:
         c, shared = config, config.shared
         ratio = c.ratios[layer]
-        rounding = Rounding.of_v4_1(on=c.rounds_caches, packed=build.cache_dtype == NATIVE)
+        rounding = Rounding.of_v4_1(build, on=c.rounds_caches, packed=build.cache_dtype == NATIVE)
         source = c.source_of(layer, c.entry_sources)
         entries = caches.rows(f"entries_{ratio}", source) if ratio else None
         self.engram = _make_engram(config, build, layer)

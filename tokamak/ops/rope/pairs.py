@@ -9,14 +9,16 @@ from tokamak.ops.registry import op
 
 
 @op
-def rotate_pairs(x: Tensor, positions: Tensor, cos_sin: Tensor, backwards: bool) -> Tensor:
+def rotate_pairs(
+    x: Tensor, positions: Tensor, cos_sin: Tensor, backwards: bool, ratio: int = 1
+) -> Tensor:
     """Turn the last rotary_dim numbers of each head, pair by neighbouring pair.
 
     x: [tokens, heads, head_dim]. positions: [tokens] int32. cos_sin: [positions, rotary_dim] float32, cosines of the
-    rotary_dim / 2 pairs first, then sines. backwards: turn by the opposite angle. Returns a new tensor like x,
-    computed in float32.
+    rotary_dim / 2 pairs first, then sines. backwards: turn by the opposite angle. ratio: a row turns as the first
+    of `ratio` positions would that its own is among. Returns a new tensor like x, computed in float32.
     """
-    table = cos_sin.index_select(0, positions.long()).unsqueeze(1)
+    table = cos_sin.index_select(0, (positions - positions % ratio).long()).unsqueeze(1)
     half = table.shape[-1] // 2
     cos, sin = table[..., :half], table[..., half:]
     if backwards:
