@@ -57,7 +57,7 @@ def packed_experts_limited(
 
     x, ids, weights, limit: as of `moe_experts_limited`. gate_up: uint8 [experts, 2 * inner, width / 2], two E2M1 codes
     to a byte, the even column low; down: uint8 [experts, width, inner / 2]; scales: float8_e8m0fnu [experts, rows,
-    columns / 32]. rounded: a power of two that divides width and inner.
+    columns / 32]. rounded: a power of two from 32 on that divides width and inner.
     """
     up, back = decode_fp4(gate_up, gate_up_scales), decode_fp4(down, down_scales)
     return _added(x, ids, weights, up, back, limit, lambda rows: fake_fp8.reference(rows, rounded))

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+import torch
 from torch import Tensor
 
 from tokamak.ops.quant_linear.reference import GROUP, ScaleBlocks, group_of
-from tokamak.ops.quantize.triton import triton_fake_fp8
+from tokamak.ops.quantize.triton import fake_fp8_in_order
 from tokamak.ops.quantize.triton_rows import triton_quantize_rows
 
 
@@ -49,6 +50,16 @@ class ExpertMatrix(NamedTuple):
         """What a kernel gets as its scales; of plain numbers it reads none."""
         return self.values if self.scales is None else self.scales
 
+    @property
+    def words(self) -> Tensor:
+        """What a kernel gets as its numbers: of 4 bits, words of eight columns."""
+        return self.values.view(torch.int32) if self.packed else self.values
+
+    def paired(self, rows: Tensor) -> bool:
+        """Whether 4-bit numbers are widened to bfloat16 two at a time, as NVIDIA's chips can."""
+        known = rows.device.type != "cpu" and torch.version.hip is None
+        return self.packed and known and rows.dtype == torch.bfloat16
+
     def constants(self) -> dict[str, int | bool]:
         """What a kernel must know of the scales when it is compiled."""
         blocks = self.blocks or ScaleBlocks(1, 1)
@@ -65,10 +76,11 @@ class ExpertMatrix(NamedTuple):
 def as_multiplied(rows: Tensor, matrix: ExpertMatrix) -> tuple[Tensor, Tensor]:
     """Rows as a matrix takes them: rounded to 8 bits with their scales, or as numbers with anything.
 
-    A matrix of 4 bits takes numbers that 8 bits and a power of two hold: products of these are exact in bfloat16.
+    A matrix of 4 bits takes numbers that 8 bits and a power of two hold: products of these are exact in bfloat16, and their columns lie as its own
+    do in registers.
     """
     if matrix.packed:
-        rows = triton_fake_fp8(rows, matrix.rounded)
+        rows = fake_fp8_in_order(rows, matrix.rounded)
     if matrix.blocks is None:
         return rows, rows
     return triton_quantize_rows(rows, matrix.group, matrix.blocks.power_of_two)

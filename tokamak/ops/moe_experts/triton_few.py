@@ -103,8 +103,8 @@ def _few_gate_up_kernel(
         inside = kept[:, None] & (inputs < WIDTH)[None, :]
         x = tl.load(row_ptr + inputs, mask=inputs < WIDTH, other=0.0).to(tl.float32)
         if PACKED:
-            gate = load_packed(gate_ptr, expert_scales_ptr, read, start, WIDTH, INPUTS)
-            up = load_packed(gate_ptr, expert_scales_ptr, INNER + read, start, WIDTH, INPUTS)
+            gate = load_packed(gate_ptr, expert_scales_ptr, read, start, WIDTH, INPUTS, False)
+            up = load_packed(gate_ptr, expert_scales_ptr, INNER + read, start, WIDTH, INPUTS, False)
         else:
             gate = tl.load(gate_ptr + at, mask=inside, other=0.0)
             up = tl.load(gate_ptr + INNER * WIDTH + at, mask=inside, other=0.0)
@@ -162,7 +162,9 @@ def _few_down_kernel(
             at = features[:, None] * INNER + inputs[None, :]
             inside = kept[:, None] & (inputs < INNER)[None, :]
             if PACKED:
-                weight = load_packed(matrix_ptr, expert_scales_ptr, read, start, INNER, INPUTS)
+                weight = load_packed(
+                    matrix_ptr, expert_scales_ptr, read, start, INNER, INPUTS, False
+                )
             else:
                 weight = tl.load(matrix_ptr + at, mask=inside, other=0.0)
             hidden_ptrs = hidden_ptr + pair * INNER + inputs
@@ -210,7 +212,7 @@ def pass_few_gate_up(
     hidden = torch.empty((pairs, inner), dtype=kind, device=x.device)
     rows, row_scales = as_multiplied(x, gate_up)
     _few_gate_up_kernel[(triton.cdiv(inner, tiles.gate_up_features), pairs)](
-        rows, row_scales, ids, rows if weights is None else weights, gate_up.values, gate_up.pointer,
+        rows, row_scales, ids, rows if weights is None else weights, gate_up.words, gate_up.pointer,
         hidden, rows.stride(0),
         CHOSEN=chosen, WIDTH=width, INNER=inner, FEATURES=tiles.gate_up_features,
         INPUTS=_inputs(tiles.gate_up_inputs, gate_up), LIMIT=limit, num_warps=tiles.gate_up_warps,
@@ -234,7 +236,7 @@ def pass_few_down(
     out = torch.empty((rows, width), dtype=dtype, device=hidden.device)
     mixed, mixed_scales = as_multiplied(hidden, down)
     _few_down_kernel[(triton.cdiv(width, tiles.down_features), rows)](
-        mixed, mixed_scales, ids, weights, down.values, down.pointer, out,
+        mixed, mixed_scales, ids, weights, down.words, down.pointer, out,
         CHOSEN=chosen, WIDTH=width, INNER=inner, FEATURES=tiles.down_features,
         INPUTS=_inputs(tiles.down_inputs, down), LIMIT=limit, num_warps=tiles.down_warps,
         **down.constants(),

@@ -8,8 +8,6 @@ bit by bit.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-
 import torch
 import triton
 import triton.language as tl
@@ -17,77 +15,15 @@ from torch import Tensor
 
 from tokamak.ops.activation.triton_gated import gated
 from tokamak.ops.moe_experts.matrix import ExpertMatrix, as_multiplied
+from tokamak.ops.moe_experts.tiles import GroupedTiles, Tile, tiles_for
 from tokamak.ops.moe_experts.triton_pairs import group_pairs, sum_parts
-from tokamak.ops.moe_experts.triton_weights import expert_matrix, features_of_program, load_packed
+from tokamak.ops.moe_experts.triton_weights import (
+    PAIRED_UNIT,
+    expert_matrix,
+    features_of_program,
+    load_packed,
+)
 from tokamak.ops.quant_linear.triton_scales import scale_rows
-
-
-@dataclass(frozen=True, slots=True)
-class Tile:
-    """Of one launch: pairs by features by inputs, warps, stages of the loop over inputs.
-
-    `turned` multiplies weights with pairs instead of pairs with weights, for instructions that want
-    64 rows of their first operand.
-    """
-
-    features: int
-    inputs: int
-    warps: int
-    stages: int
-    turned: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class GroupedTiles:
-    """Tiles of both products, which have equally many pairs."""
-
-    pairs: int
-    gate_up: Tile
-    down: Tile
-
-
-TILES = (
-    GroupedTiles(16, Tile(64, 128, 4, 5, turned=True), Tile(64, 128, 4, 3, turned=True)),
-    GroupedTiles(32, Tile(64, 64, 4, 4), Tile(64, 128, 4, 3)),
-    GroupedTiles(64, Tile(64, 64, 4, 4), Tile(128, 64, 4, 4)),
-    GroupedTiles(128, Tile(128, 64, 8, 4), Tile(256, 64, 8, 3)),
-)
-"""Measured on an H200 with Qwen3-30B-A3B's experts (`benchmarks/ops/gpu_moe.py --tune`)."""
-
-
-SCALED_TILES = (
-    GroupedTiles(16, Tile(64, 128, 4, 5, turned=True), Tile(64, 128, 4, 4, turned=True)),
-    GroupedTiles(32, Tile(64, 128, 4, 4, turned=True), Tile(64, 128, 4, 4, turned=True)),
-    GroupedTiles(64, Tile(64, 128, 4, 4), Tile(128, 128, 4, 4)),
-    GroupedTiles(64, Tile(64, 128, 4, 4), Tile(128, 128, 4, 4)),
-)
-"""Of 8-bit numbers: every product of a group is added to a total of its own, which takes as many registers again."""
-
-
-def _for_amd(tile: Tile) -> Tile:
-    """64 KiB of local memory hold two stages of 128 features."""
-    return replace(tile, features=min(tile.features, 128), stages=2)
-
-
-AMD_TILES = tuple(
-    replace(each, gate_up=_for_amd(each.gate_up), down=_for_amd(each.down)) for each in TILES
-)
-
-
-def tiles_for(pairs: int, experts: int, dtype: torch.dtype) -> GroupedTiles:
-    """Tiles by how many pairs an expert has in the mean; of wide numbers fewer inputs at a time.
-
-    dtype: of the numbers multiplied.
-    """
-    mean = pairs / experts
-    at = next((at for at, most in enumerate((12, 32, 96)) if mean <= most), 3)
-    if dtype.itemsize == 1:
-        return SCALED_TILES[at]
-    tiles = (TILES if torch.version.hip is None else AMD_TILES)[at]
-    if dtype.itemsize <= 2:
-        return tiles
-    gate_up, down = (replace(each, inputs=each.inputs // 2) for each in (tiles.gate_up, tiles.down))
-    return replace(tiles, gate_up=gate_up, down=down)
 
 
 @triton.jit
@@ -153,6 +89,7 @@ def _grouped_gate_up_kernel(
     LIMIT: tl.constexpr,
     SCALED: tl.constexpr,
     PACKED: tl.constexpr,
+    PAIRED: tl.constexpr,
     BLOCK_ROWS: tl.constexpr,
     BLOCK_COLUMNS: tl.constexpr,
     GROUP: tl.constexpr,
@@ -180,8 +117,10 @@ def _grouped_gate_up_kernel(
         inside = (start + inputs < WIDTH)[None, :]
         x = tl.load(x_ptrs) if WIDTH % INPUTS == 0 else tl.load(x_ptrs, mask=inside, other=0.0)
         if PACKED:
-            g = load_packed(gate_up_ptr, scales_ptr, read, start, WIDTH, INPUTS).to(x.dtype)
-            u = load_packed(gate_up_ptr, scales_ptr, INNER + read, start, WIDTH, INPUTS).to(x.dtype)
+            g = load_packed(gate_up_ptr, scales_ptr, read, start, WIDTH, INPUTS, PAIRED).to(x.dtype)
+            u = load_packed(gate_up_ptr, scales_ptr, INNER + read, start, WIDTH, INPUTS, PAIRED).to(
+                x.dtype
+            )
         elif WIDTH % INPUTS == 0:
             g, u = tl.load(gate_ptrs), tl.load(up_ptrs)
         else:
@@ -199,6 +138,8 @@ def _grouped_gate_up_kernel(
         x_ptrs += INPUTS
         gate_ptrs += INPUTS
         up_ptrs += INPUTS
+    if PAIRED:
+        gate, up = gate * PAIRED_UNIT, up * PAIRED_UNIT
     hidden = gated(gate, up, LIMIT)
     if TURNED:
         hidden = tl.trans(hidden)
@@ -227,6 +168,7 @@ def _grouped_down_kernel(
     LIMIT: tl.constexpr,
     SCALED: tl.constexpr,
     PACKED: tl.constexpr,
+    PAIRED: tl.constexpr,
     BLOCK_ROWS: tl.constexpr,
     BLOCK_COLUMNS: tl.constexpr,
     GROUP: tl.constexpr,
@@ -253,7 +195,9 @@ def _grouped_down_kernel(
         whole: tl.constexpr = INNER % INPUTS == 0
         hidden = tl.load(hidden_ptrs) if whole else tl.load(hidden_ptrs, mask=inside, other=0.0)
         if PACKED:
-            weight = load_packed(down_ptr, scales_ptr, read, start, INNER, INPUTS).to(hidden.dtype)
+            weight = load_packed(down_ptr, scales_ptr, read, start, INNER, INPUTS, PAIRED).to(
+                hidden.dtype
+            )
         elif whole:
             weight = tl.load(down_ptrs)
         else:
@@ -266,6 +210,8 @@ def _grouped_down_kernel(
             mixed = _multiply(hidden, weight, mixed, TURNED)
         hidden_ptrs += INPUTS
         down_ptrs += INPUTS
+    if PAIRED:
+        mixed *= PAIRED_UNIT
     if TURNED:
         mixed = tl.trans(mixed)
     parts_ptrs = parts_ptr + pairs.to(tl.int64)[:, None] * WIDTH + features[None, :]
@@ -289,7 +235,7 @@ def grouped_experts(
     experts = gate_up.values.shape[0]
     if tiles is None:
         multiplied = x.dtype if gate_up.blocks is None else gate_up.values.dtype
-        tiles = tiles_for(ids.numel(), experts, multiplied)
+        tiles = tiles_for(ids.numel(), experts, multiplied, packed=gate_up.packed)
     order, table = group_pairs(ids, experts, tiles.pairs)
     hidden = pass_gate_up(
         x, ids.shape[1], gate_up, order, table, tiles.pairs, tiles.gate_up, weights, limit
@@ -314,11 +260,11 @@ def pass_gate_up(
     rows, row_scales = as_multiplied(x, gate_up)
     hidden = torch.empty((order.shape[0], inner), dtype=x.dtype, device=x.device)
     _grouped_gate_up_kernel[(triton.cdiv(inner, tile.features), table.shape[0])](
-        rows, row_scales, rows if weights is None else weights, gate_up.values, gate_up.pointer,
+        rows, row_scales, rows if weights is None else weights, gate_up.words, gate_up.pointer,
         hidden, order, table, rows.stride(0),
         CHOSEN=chosen, WIDTH=width, INNER=inner, PAIRS=tile_pairs, FEATURES=tile.features,
         INPUTS=_inputs(tile, gate_up), TURNED=tile.turned, LIMIT=limit, num_warps=tile.warps,
-        num_stages=tile.stages, **gate_up.constants(),
+        num_stages=tile.stages, PAIRED=gate_up.paired(x), **gate_up.constants(),
     )  # fmt: skip
     return hidden
 
@@ -338,10 +284,10 @@ def pass_down(
     rows, row_scales = as_multiplied(hidden, down)
     parts = torch.empty((hidden.shape[0], width), dtype=hidden.dtype, device=hidden.device)
     _grouped_down_kernel[(triton.cdiv(width, tile.features), table.shape[0])](
-        rows, row_scales, weights, down.values, down.pointer, parts, order, table,
+        rows, row_scales, weights, down.words, down.pointer, parts, order, table,
         WIDTH=width, INNER=inner, PAIRS=tile_pairs, FEATURES=tile.features,
         INPUTS=_inputs(tile, down), TURNED=tile.turned, LIMIT=limit, num_warps=tile.warps,
-        num_stages=tile.stages, **down.constants(),
+        num_stages=tile.stages, PAIRED=down.paired(hidden), **down.constants(),
     )  # fmt: skip
     return parts
 

@@ -1,4 +1,4 @@
-# pyright: reportArgumentType=false, reportCallIssue=false
+# pyright: reportArgumentType=false, reportCallIssue=false, reportGeneralTypeIssues=false
 """Where the weights of a program's expert and features lie, and those of 4 bits in registers, for few rows and for many."""
 
 from __future__ import annotations
@@ -6,30 +6,84 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from tokamak.ops.quantize.triton_floats import float_of_e2m1, float_of_ue8m0
+from tokamak.ops.moe_experts.triton_weights_sm90 import times_pair
+from tokamak.ops.quantize.triton_floats import float_of_ue8m0
 
 GROUP = tl.constexpr(32)
 """Columns of a 4-bit matrix that share a power of two."""
 
 
+SIGNS = tl.constexpr(-0x7FFF8000)
+"""Bit 15 of both halves of a word."""
+SIZES = tl.constexpr(0x01C001C0)
+"""Where E2M1's exponent and mantissa lie in bfloat16's, whose numbers are then 2^126 times too small."""
+PAIRED_UNIT = tl.constexpr(2.0**64)
+"""What numbers of pairs are too small by, so that neither they nor their factors leave bfloat16."""
+
+
+@triton.jit
+def _half(word, SHIFT: tl.constexpr):
+    """Codes at bits SHIFT to SHIFT + 3 of both halves of words as bfloat16, 2^126 times too small, in the same halves."""
+    sign = (word << (12 - SHIFT)) & SIGNS
+    size = word << (6 - SHIFT) if SHIFT < 6 else word >> (SHIFT - 6)
+    return sign | (size & SIZES)
+
+
+@triton.jit
+def _low_high(pairs, factors, PAIRED: tl.constexpr):
+    """Both numbers of pairs by their factors: see `load_packed`."""
+    if PAIRED:
+        pairs = times_pair(pairs, factors)
+        low = pairs.to(tl.int16).to(tl.bfloat16, bitcast=True)
+        high = (pairs >> 16).to(tl.int16).to(tl.bfloat16, bitcast=True)
+    else:
+        low = (pairs << 16).to(tl.float32, bitcast=True) * 2.0**126 * factors
+        high = (pairs & -0x10000).to(tl.float32, bitcast=True) * 2.0**126 * factors
+    return low, high
+
+
 @triton.jit
 def load_packed(
-    codes_ptr, scales_ptr, rows, start, COLUMNS: tl.constexpr, INPUTS: tl.constexpr
-):  # fmt: skip
-    """Numbers [rows, INPUTS] of a 4-bit matrix from column `start` on, float32, exact in bfloat16; zeros behind the last."""
-    pairs = start // 2 + tl.arange(0, INPUTS // 2)
-    groups = start // GROUP + tl.arange(0, INPUTS // GROUP)
-    code_ptrs = codes_ptr + rows[:, None] * (COLUMNS // 2) + pairs[None, :]
+    codes_ptr,
+    scales_ptr,
+    rows,
+    start,
+    COLUMNS: tl.constexpr,
+    INPUTS: tl.constexpr,
+    PAIRED: tl.constexpr,
+):
+    """Numbers [rows, INPUTS] of a 4-bit matrix from column `start` on, zeros behind the last, columns as `packed_column_at` says.
+
+    codes_ptr: int32, eight codes a word. Numbers are float32 and exact in bfloat16. PAIRED: bfloat16, PAIRED_UNIT times
+    too small and exact where scales are from 2^-68 to 2^65; smaller ones lose bits, larger ones are no number.
+    """
+    WORDS: tl.constexpr = INPUTS // 8
+    GROUPS: tl.constexpr = INPUTS // GROUP
+    words = start // 8 + tl.arange(0, WORDS)
+    groups = start // GROUP + tl.arange(0, GROUPS)
+    code_ptrs = codes_ptr + rows[:, None] * (COLUMNS // 8) + words[None, :]
     scale_ptrs = scales_ptr + rows[:, None] * (COLUMNS // GROUP) + groups[None, :]
     if COLUMNS % INPUTS == 0:
         codes, scales = tl.load(code_ptrs), tl.load(scale_ptrs)
     else:
-        codes = tl.load(code_ptrs, mask=(pairs < COLUMNS // 2)[None, :], other=0)
+        codes = tl.load(code_ptrs, mask=(words < COLUMNS // 8)[None, :], other=0)
         scales = tl.load(scale_ptrs, mask=(groups < COLUMNS // GROUP)[None, :], other=0)
-    numbers = tl.interleave(float_of_e2m1(codes & 15), float_of_e2m1(codes >> 4))
-    grouped = tl.reshape(numbers, [rows.shape[0], INPUTS // GROUP, GROUP])
-    factors = float_of_ue8m0(scales)
-    return tl.reshape(grouped * factors[:, :, None], [rows.shape[0], INPUTS])
+    if PAIRED:
+        exponents = scales.to(tl.int32)
+        exponents = tl.where(exponents > 192, 0x7FC0, (exponents + 62) << 7)
+        factors = exponents * 0x10001
+    else:
+        factors = float_of_ue8m0(scales)
+    factors = tl.broadcast_to(factors[:, :, None], [rows.shape[0], GROUPS, 4])
+    factors = tl.reshape(factors, [rows.shape[0], WORDS])
+    low0, high0 = _low_high(_half(codes, 0), factors, PAIRED)
+    low1, high1 = _low_high(_half(codes, 4), factors, PAIRED)
+    low2, high2 = _low_high(_half(codes, 8), factors, PAIRED)
+    low3, high3 = _low_high(_half(codes, 12), factors, PAIRED)
+    low = tl.join(tl.join(low0, low2), tl.join(low1, low3))
+    high = tl.join(tl.join(high0, high2), tl.join(high1, high3))
+    numbers = tl.reshape(tl.join(low, high), [rows.shape[0], GROUPS, 4, 2, 2, 2])
+    return tl.reshape(tl.permute(numbers, [0, 1, 3, 4, 2, 5]), [rows.shape[0], INPUTS])
 
 
 @triton.jit
@@ -41,9 +95,9 @@ def expert_matrix(
     PACKED: tl.constexpr,
     EXPERT_SCALES: tl.constexpr,
 ):
-    """Where the matrix and the scales of an expert begin, of so many numbers each; PACKED: two lie in a byte."""
-    BYTE_NUMBERS: tl.constexpr = 1 + PACKED
-    return values_ptr + expert * (NUMBERS // BYTE_NUMBERS), scales_ptr + expert * EXPERT_SCALES
+    """Where the matrix and the scales of an expert begin, of so many numbers each; PACKED: eight lie in a word."""
+    TOGETHER: tl.constexpr = 1 + 7 * PACKED
+    return values_ptr + expert * (NUMBERS // TOGETHER), scales_ptr + expert * EXPERT_SCALES
 
 
 @triton.jit
