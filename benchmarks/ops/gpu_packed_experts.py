@@ -36,7 +36,7 @@ MANY_ROWS = 512
 SMALL = (
     Tile(64, 128, 4, 3, True), Tile(64, 128, 4, 4, True), Tile(64, 128, 4, 6, True),
     Tile(64, 256, 4, 2, True), Tile(64, 256, 4, 3, True), Tile(64, 256, 4, 4, True),
-    Tile(64, 256, 4, 5, True), Tile(64, 512, 4, 2, True), Tile(64, 512, 4, 3, True),
+    Tile(64, 256, 4, 5, True),
     Tile(128, 128, 4, 3, True), Tile(128, 128, 4, 4, True), Tile(128, 128, 8, 4, True),
     Tile(128, 256, 8, 2, True), Tile(128, 256, 8, 3, True), Tile(128, 256, 8, 4, True),
     Tile(32, 256, 4, 4), Tile(32, 256, 8, 4),

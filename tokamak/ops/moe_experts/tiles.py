@@ -55,7 +55,10 @@ PACKED_TILES = (
     GroupedTiles(64, Tile(64, 128, 4, 4, turned=True), Tile(64, 128, 4, 4, turned=True)),
     GroupedTiles(128, Tile(128, 64, 8, 4, turned=True), Tile(128, 128, 8, 3, turned=True)),
 )
-"""Of 4-bit numbers, which are widened in registers: as first operand they are multiplied from there."""
+"""Of 4-bit numbers, which are widened in registers: as first operand they are multiplied from there.
+
+By instructions a number, not yet by time; `benchmarks/ops/gpu_packed_experts.py --tune` measures them.
+"""
 
 
 def _for_amd(tile: Tile) -> Tile:
