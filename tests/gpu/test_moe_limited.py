@@ -136,3 +136,22 @@ def test_a_row_that_is_no_number_stays_alone_and_bits_repeat(name):
     others = torch.arange(3) != 2
     assert found.cpu()[2].isnan().all()
     assert torch.equal(found.cpu()[others], expected.cpu()[others])
+
+
+def test_scales_far_from_one_are_exact_and_no_number_stays_none():
+    # bfloat16 only on a device: there two numbers are widened at a time, by factors of a range of their own.
+    case = packed_experts_limited_cases[3 if INTERPRETED else 8]
+    *rest, scales, rounded, limit = case.make()
+    width = scales.shape[1]
+    far = torch.linspace(60, 190, width).to(torch.uint8)[None, :, None].expand(scales.shape).clone()
+    far[:, -1] = 255
+    inputs = [*rest, far.view(torch.float8_e8m0fnu), rounded, limit]
+    expected = packed_experts_limited.reference(*inputs).float()
+
+    found = FORMS["grouped by 16, turned"](packed_experts_limited, *on_device(inputs))
+
+    each = torch.exp2(far[0, :-1, 0].float() - 127)
+    gaps = (found.cpu().float() - expected)[:, :-1] / each
+    assert gaps.abs().max() <= case.tolerance * (expected[:, :-1] / each).abs().max()
+    assert expected[:, -1].isnan().all()
+    assert found.cpu()[:, -1].isnan().all()
