@@ -43,10 +43,13 @@ SMALL = (
 )  # fmt: skip
 LARGE = {
     128: (
-        Tile(128, 64, 8, 3, True), Tile(128, 64, 8, 4, True), Tile(128, 128, 8, 2, True),
-        Tile(64, 64, 4, 4, True), Tile(64, 128, 4, 2, True), Tile(128, 64, 8, 4),
+        Tile(64, 64, 4, 4, True), Tile(64, 128, 4, 2, True), Tile(128, 128, 8, 2, True),
+        Tile(128, 64, 8, 4),
     ),
-    64: (Tile(128, 128, 8, 3, True), Tile(64, 128, 4, 4, True)),
+    64: (
+        Tile(64, 128, 4, 4, True), Tile(64, 128, 4, 3, True), Tile(128, 128, 8, 3, True),
+        Tile(128, 64, 4, 3, True), Tile(64, 256, 4, 2, True), Tile(128, 64, 8, 3),
+    ),
 }  # fmt: skip
 
 

@@ -18,16 +18,19 @@ from tokamak.ops.records import KVFormat
 from tokamak.ops.triton_facts import fits
 from tokamak.ops.walk_plan.sizes import score_bands, score_width
 
-CHUNK = 8192
+CHUNK = 2048
 """Scores a program looks at where there are fewer rows than multiprocessors."""
-TILE = 1024
+TILE, WHOLE_TILE, WARPS = 2048, 4096, 8
+"""Scores at a time of a chunk and of a whole row; measured on an H200 with lists of 512 and 2048 of 32k to 262k."""
 SHARED_READS = 16
 """How many times the keys of a row's own list a prompt's row may score, as its rows share their reading."""
 
 
 def choose_form(rows: int, device: torch.device) -> SelectForm:
     """How the best of so many rows are found."""
-    return SelectForm(CHUNK if rows < processors_of(device) else None, TILE)
+    if rows < processors_of(device):
+        return SelectForm(CHUNK, TILE, WARPS)
+    return SelectForm(None, WHOLE_TILE, WARPS)
 
 
 @select_entries.backend("triton", fits=fits)

@@ -10,6 +10,10 @@ from torch import Tensor
 from tokamak.ops.quant_linear.reference import GROUP, ScaleBlocks, group_of
 from tokamak.ops.quantize.triton import fake_fp8_in_order
 from tokamak.ops.quantize.triton_rows import triton_quantize_rows
+from tokamak.ops.triton_widen import multiplies_pairs
+
+A_WORD = 8
+"""Numbers of 4 bits in a word."""
 
 
 class ExpertMatrix(NamedTuple):
@@ -57,8 +61,7 @@ class ExpertMatrix(NamedTuple):
 
     def paired(self, rows: Tensor) -> bool:
         """Whether 4-bit numbers are widened to bfloat16 two at a time, as NVIDIA's chips can."""
-        known = rows.device.type != "cpu" and torch.version.hip is None
-        return self.packed and known and rows.dtype == torch.bfloat16
+        return self.packed and multiplies_pairs(rows)
 
     def constants(self) -> dict[str, int | bool]:
         """What a kernel must know of the scales when it is compiled."""
@@ -80,7 +83,7 @@ def as_multiplied(rows: Tensor, matrix: ExpertMatrix) -> tuple[Tensor, Tensor]:
     do in registers.
     """
     if matrix.packed:
-        rows = fake_fp8_in_order(rows, matrix.rounded)
+        rows = fake_fp8_in_order(rows, matrix.rounded, A_WORD)
     if matrix.blocks is None:
         return rows, rows
     return triton_quantize_rows(rows, matrix.group, matrix.blocks.power_of_two)

@@ -18,12 +18,12 @@ from tokamak.ops.moe_experts.matrix import ExpertMatrix, as_multiplied
 from tokamak.ops.moe_experts.tiles import GroupedTiles, Tile, tiles_for
 from tokamak.ops.moe_experts.triton_pairs import group_pairs, sum_parts
 from tokamak.ops.moe_experts.triton_weights import (
-    PAIRED_UNIT,
     expert_matrix,
     features_of_program,
     load_packed,
 )
 from tokamak.ops.quant_linear.triton_scales import scale_rows
+from tokamak.ops.triton_widen import PAIRED_UNIT
 
 
 @triton.jit

@@ -6,19 +6,17 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from tokamak.ops.moe_experts.triton_weights_sm90 import times_pair
 from tokamak.ops.quantize.triton_floats import float_of_ue8m0
+from tokamak.ops.triton_widen import SIGNS, low_high
 
 GROUP = tl.constexpr(32)
 """Columns of a 4-bit matrix that share a power of two."""
 
 
-SIGNS = tl.constexpr(-0x7FFF8000)
-"""Bit 15 of both halves of a word."""
 SIZES = tl.constexpr(0x01C001C0)
-"""Where E2M1's exponent and mantissa lie in bfloat16's, whose numbers are then 2^126 times too small."""
-PAIRED_UNIT = tl.constexpr(2.0**64)
-"""What numbers of pairs are too small by, so that neither they nor their factors leave bfloat16."""
+"""Where E2M1's exponent and mantissa lie in bfloat16's."""
+SMALLER = tl.constexpr(2.0**126)
+"""What the numbers so made are too small by."""
 
 
 @triton.jit
@@ -27,19 +25,6 @@ def _half(word, SHIFT: tl.constexpr):
     sign = (word << (12 - SHIFT)) & SIGNS
     size = word << (6 - SHIFT) if SHIFT < 6 else word >> (SHIFT - 6)
     return sign | (size & SIZES)
-
-
-@triton.jit
-def _low_high(pairs, factors, PAIRED: tl.constexpr):
-    """Both numbers of pairs by their factors: see `load_packed`."""
-    if PAIRED:
-        pairs = times_pair(pairs, factors)
-        low = pairs.to(tl.int16).to(tl.bfloat16, bitcast=True)
-        high = (pairs >> 16).to(tl.int16).to(tl.bfloat16, bitcast=True)
-    else:
-        low = (pairs << 16).to(tl.float32, bitcast=True) * 2.0**126 * factors
-        high = (pairs & -0x10000).to(tl.float32, bitcast=True) * 2.0**126 * factors
-    return low, high
 
 
 @triton.jit
@@ -52,7 +37,7 @@ def load_packed(
     INPUTS: tl.constexpr,
     PAIRED: tl.constexpr,
 ):
-    """Numbers [rows, INPUTS] of a 4-bit matrix from column `start` on, zeros behind the last, columns as `packed_column_at` says.
+    """Numbers [rows, INPUTS] of a 4-bit matrix from column `start` on, zeros behind the last, columns as `column_at` says.
 
     codes_ptr: int32, eight codes a word. Numbers are float32 and exact in bfloat16. PAIRED: bfloat16, PAIRED_UNIT times
     too small and exact where scales are from 2^-68 to 2^65; smaller ones lose bits, larger ones are no number.
@@ -76,10 +61,10 @@ def load_packed(
         factors = float_of_ue8m0(scales)
     factors = tl.broadcast_to(factors[:, :, None], [rows.shape[0], GROUPS, 4])
     factors = tl.reshape(factors, [rows.shape[0], WORDS])
-    low0, high0 = _low_high(_half(codes, 0), factors, PAIRED)
-    low1, high1 = _low_high(_half(codes, 4), factors, PAIRED)
-    low2, high2 = _low_high(_half(codes, 8), factors, PAIRED)
-    low3, high3 = _low_high(_half(codes, 12), factors, PAIRED)
+    low0, high0 = low_high(_half(codes, 0), factors, SMALLER, PAIRED)
+    low1, high1 = low_high(_half(codes, 4), factors, SMALLER, PAIRED)
+    low2, high2 = low_high(_half(codes, 8), factors, SMALLER, PAIRED)
+    low3, high3 = low_high(_half(codes, 12), factors, SMALLER, PAIRED)
     low = tl.join(tl.join(low0, low2), tl.join(low1, low3))
     high = tl.join(tl.join(high0, high2), tl.join(high1, high3))
     numbers = tl.reshape(tl.join(low, high), [rows.shape[0], GROUPS, 4, 2, 2, 2])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from tokamak.ops.quant_linear import library
+from tokamak.ops.quant_linear import library, triton_words
 from tokamak.ops.quant_linear.reference import ScaleBlocks, group_of, scaled_linear
 from tokamak.ops.quant_linear.triton_few import FEW_ROWS, multiply_few
 from tokamak.ops.quant_linear.triton_many import multiply_many
@@ -21,6 +21,10 @@ def triton_scaled_linear(
     rows, columns = x.shape
     group = group_of(blocks, columns)
     assert group is not None, f"no kernel takes a weight of {columns} columns in blocks of {blocks}"
+    if rows > 1 and triton_words.takes(codes, blocks):
+        out = torch.empty((rows, codes.shape[0]), dtype=out_dtype, device=x.device)
+        triton_words.multiply_words(x, codes, scales, blocks, group, out)
+        return out
     rounded, row_scales = triton_quantize_rows(x, group, blocks.power_of_two)
     if library.takes(rows, columns, blocks, out_dtype) and library.agrees(x.device):
         return library.multiply(rounded, row_scales, codes, scales)

@@ -188,6 +188,11 @@ def multiply_few(
         num_warps=tile.warps, num_stages=tile.stages,
     )  # fmt: skip
     if tile.splits > 1:
-        _sum_kernel[(triton.cdiv(out.numel(), SUM_TILE),)](
-            found, out, out.numel(), SPLITS=tile.splits, TILE=SUM_TILE, num_warps=4
-        )
+        add_parts(found, out)
+
+
+def add_parts(parts: Tensor, out: Tensor) -> None:
+    """Add up what programs found that shared the columns out, in order. parts: float32 [splits, rows, features]."""
+    _sum_kernel[(triton.cdiv(out.numel(), SUM_TILE),)](
+        parts, out, out.numel(), SPLITS=len(parts), TILE=SUM_TILE, num_warps=4
+    )

@@ -98,14 +98,15 @@ def in_blocks(x, least, FORMAT: tl.constexpr):
 
 
 @triton.jit
-def packed_column_at(place):
-    """The column that lies at a place where rows are multiplied with words of eight 4-bit numbers, per 32.
+def column_at(place, A_WORD: tl.constexpr):
+    """The column that lies at a place where rows are multiplied with words of eight 4-bit numbers, or four of 8 bits.
 
     Of 16 columns in a row a thread of the matrix units holds two neighbours and two more 8 further on; it finds all
-    columns of these that it holds of 32 in one word.
+    columns of these that it holds of 32, or of 16, in one word: pairs of them are a half of the word apart.
     """
-    word, pair, high = (place >> 1) & 3, (place >> 3) & 3, place & 1
-    return (place & ~31) + word * 8 + pair + high * 4
+    PAIRS: tl.constexpr = A_WORD // 2
+    word, pair, high = (place >> 1) & 3, (place >> 3) & (PAIRS - 1), place & 1
+    return (place & ~(4 * A_WORD - 1)) + word * A_WORD + pair + high * PAIRS
 
 
 @triton.jit
@@ -118,13 +119,13 @@ def _fake_kernel(
     BLOCK: tl.constexpr,
     TILE: tl.constexpr,
     FORMAT: tl.constexpr,
-    PACKED_ORDER: tl.constexpr,
+    A_WORD: tl.constexpr,
 ):
     row = tl.program_id(0).to(tl.int64)
     block = tl.program_id(1) * TILE + tl.arange(0, TILE)
     cols = block[:, None] * BLOCK + tl.arange(0, BLOCK)[None, :]
     inside = (block < blocks)[:, None]
-    read = packed_column_at(cols) if PACKED_ORDER else cols
+    read = column_at(cols, A_WORD) if A_WORD else cols
     x = tl.load(x_ptr + row * stride_x_row + read, mask=inside, other=0.0).to(tl.float32)
     rounded, scale = in_blocks(x, least, FORMAT)
     out = (rounded * scale).to(tl.int32, bitcast=True) | (x.to(tl.int32, bitcast=True) & (~_SIZE))
@@ -133,7 +134,7 @@ def _fake_kernel(
     tl.store(out_ptrs, out.to(tl.float32, bitcast=True).to(kind), mask=inside)
 
 
-def _fake(x: Tensor, block: int, form: str, least: float, *, packed_order: bool = False) -> Tensor:
+def _fake(x: Tensor, block: int, form: str, least: float, *, a_word: int = 0) -> Tensor:
     """A round trip of the last axis; x: [..., n], n whole blocks of a power of two."""
     width = x.shape[-1]
     assert width % block == 0, f"{width} numbers in blocks of {block}"
@@ -143,7 +144,7 @@ def _fake(x: Tensor, block: int, form: str, least: float, *, packed_order: bool 
     tile = min(triton.next_power_of_2(blocks), max(TILE_NUMBERS // block, 1))
     _fake_kernel[(rows.shape[0], triton.cdiv(blocks, tile))](
         rows, out, blocks, rows.stride(0), least,
-        BLOCK=block, TILE=tile, FORMAT=form, PACKED_ORDER=packed_order, num_warps=WARPS,
+        BLOCK=block, TILE=tile, FORMAT=form, A_WORD=a_word, num_warps=WARPS,
     )  # fmt: skip
     return out
 
@@ -156,10 +157,10 @@ def triton_fake_fp8(x: Tensor, block: int = 32) -> Tensor:
     return _fake(x, block, "fp8", FP8_LEAST)
 
 
-def fake_fp8_in_order(x: Tensor, block: int) -> Tensor:
-    """The same of blocks of 32 columns or more, with columns in the order of `packed_column_at`."""
+def fake_fp8_in_order(x: Tensor, block: int, a_word: int) -> Tensor:
+    """The same of blocks of 32 columns or more, with columns in the order of `column_at`."""
     assert block % 32 == 0, f"blocks of {block} do not hold whole words of four"
-    return _fake(x, block, "fp8", FP8_LEAST, packed_order=True)
+    return _fake(x, block, "fp8", FP8_LEAST, a_word=a_word)
 
 
 @fake_mxfp4.backend("triton", fits=fits)
