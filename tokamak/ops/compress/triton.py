@@ -9,6 +9,7 @@ from torch import Tensor
 
 from tokamak.ops.compress.reference import fold_groups, write_rows
 from tokamak.ops.triton_facts import fits, rows_of
+from tokamak.ops.triton_order import order_on
 from tokamak.ops.triton_rows import offsets_of, request_of_row
 
 FOLD_NUMBERS = 2048
@@ -31,7 +32,11 @@ def _write_rows_kernel(
     stride_rows_row,
     BLOCK_ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
+    START: tl.constexpr,
+    READY: tl.constexpr,
 ):
+    START()
+    READY()
     row = tl.program_id(0).to(tl.int64)
     cols = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
     slot = tl.load(slots_ptr + row)
@@ -54,7 +59,7 @@ def triton_write_rows(cache: Tensor, rows: Tensor, slots: Tensor) -> None:
     tile = min(triton.next_power_of_2(width), WRITE_COLUMNS)
     _write_rows_kernel[(count, triton.cdiv(width, tile))](
         cache, rows, slots, width, cache.stride(0), cache.stride(2), rows.stride(0),
-        BLOCK_ROWS=cache.shape[2], COLUMNS=tile, num_warps=4 if tile > 512 else 2,
+        BLOCK_ROWS=cache.shape[2], COLUMNS=tile, num_warps=4 if tile > 512 else 2, **order_on(rows.device.type),
     )  # fmt: skip
 
 

@@ -14,11 +14,14 @@ from torch import Tensor
 
 from tokamak.ops.grouped_linear.reference import grouped_linear
 from tokamak.ops.triton_facts import fits, rows_of
+from tokamak.ops.triton_order import asking_on
 
 FEW_ROWS = 64
 LEAST_ROWS = 16
 FEATURES, COLUMNS = 64, 128
 """Of a tile."""
+MOST_AHEAD = 512
+"""Bytes of a feature that a program asks for before rows are there."""
 
 
 @triton.jit(do_not_specialize=["rows"])
@@ -34,7 +37,12 @@ def _grouped_kernel(
     ROWS: tl.constexpr,
     FEATURES: tl.constexpr,
     COLUMNS: tl.constexpr,
+    AHEAD: tl.constexpr,
+    START: tl.constexpr,
+    READY: tl.constexpr,
+    ASK: tl.constexpr,
 ):
+    START()
     group = tl.program_id(1).to(tl.int64)
     feature = tl.program_id(0) * FEATURES + tl.arange(0, FEATURES)
     row, cols = tl.arange(0, ROWS), tl.arange(0, COLUMNS)
@@ -42,7 +50,11 @@ def _grouped_kernel(
     known_row, known = tl.minimum(row, rows - 1), tl.minimum(feature, COUNT - 1)
     x_ptrs = x_ptr + group * stride_x_group + known_row[None, :].to(tl.int64) * stride_x_row
     x_ptrs += cols[:, None]
-    weight_ptrs = weight_ptr + (group * COUNT + known[:, None]) * WIDTH + cols[None, :]
+    row_ptrs = weight_ptr + (group * COUNT + known) * WIDTH
+    if AHEAD:
+        ASK(row_ptrs, AHEAD)
+    READY()
+    weight_ptrs = row_ptrs[:, None] + cols[None, :]
     total = tl.zeros([FEATURES, ROWS], tl.float32)
     for begin in range(0, WIDTH, COLUMNS):
         if WIDTH % COLUMNS == 0:
@@ -60,6 +72,12 @@ def _grouped_kernel(
     tl.store(out_ptrs, total.to(out_ptr.dtype.element_ty), mask=stored)
 
 
+def _ahead(weight: Tensor) -> int:
+    """Bytes of a feature that a program asks for before rows are there; none where rows begin between pieces of 16 bytes."""
+    row_bytes = weight.shape[2] * weight.element_size()
+    return 0 if row_bytes % 16 else min(row_bytes, MOST_AHEAD)
+
+
 @grouped_linear.backend("triton", fits=fits)
 def triton_grouped_linear(x: Tensor, weight: Tensor) -> Tensor:
     """Multiply each group of a row's numbers with its matrix."""
@@ -72,6 +90,6 @@ def triton_grouped_linear(x: Tensor, weight: Tensor) -> Tensor:
     _grouped_kernel[(triton.cdiv(count, FEATURES), groups)](
         x, weight, out, tokens, x.stride(0), x.stride(1),
         WIDTH=width, COUNT=count, ROWS=max(triton.next_power_of_2(tokens), LEAST_ROWS),
-        FEATURES=FEATURES, COLUMNS=columns, num_warps=4, num_stages=5,
+        FEATURES=FEATURES, COLUMNS=columns, AHEAD=_ahead(weight), num_warps=4, num_stages=5, **asking_on(x.device.type),
     )  # fmt: skip
     return out

@@ -53,7 +53,7 @@ PACKED_TILES = (
     GroupedTiles(16, Tile(64, 256, 4, 3, turned=True), Tile(128, 128, 4, 3, turned=True)),
     GroupedTiles(32, Tile(64, 256, 4, 3, turned=True), Tile(64, 256, 4, 3, turned=True)),
     GroupedTiles(64, Tile(64, 128, 4, 4, turned=True), Tile(64, 128, 4, 4, turned=True)),
-    GroupedTiles(64, Tile(64, 128, 4, 4, turned=True), Tile(128, 128, 8, 3, turned=True)),
+    GroupedTiles(64, Tile(128, 64, 4, 3, turned=True), Tile(128, 64, 4, 3, turned=True)),
 )
 """Of 4-bit numbers, which are widened in registers: as first operand they are multiplied from there.
 

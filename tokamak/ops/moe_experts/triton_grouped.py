@@ -23,6 +23,7 @@ from tokamak.ops.moe_experts.triton_weights import (
     load_packed,
 )
 from tokamak.ops.quant_linear.triton_scales import scale_rows
+from tokamak.ops.triton_order import order_on
 from tokamak.ops.triton_widen import PAIRED_UNIT
 
 
@@ -94,7 +95,11 @@ def _grouped_gate_up_kernel(
     BLOCK_COLUMNS: tl.constexpr,
     GROUP: tl.constexpr,
     EXPERT_SCALES: tl.constexpr,
+    START: tl.constexpr,
+    READY: tl.constexpr,
 ):
+    START()
+    READY()
     GROUPS: tl.constexpr = (WIDTH + GROUP - 1) // GROUP
     slot_ptr = table_ptr + tl.program_id(1) * 3
     expert = tl.load(slot_ptr).to(tl.int64)
@@ -173,7 +178,11 @@ def _grouped_down_kernel(
     BLOCK_COLUMNS: tl.constexpr,
     GROUP: tl.constexpr,
     EXPERT_SCALES: tl.constexpr,
+    START: tl.constexpr,
+    READY: tl.constexpr,
 ):
+    START()
+    READY()
     GROUPS: tl.constexpr = (INNER + GROUP - 1) // GROUP
     slot_ptr = table_ptr + tl.program_id(1) * 3
     expert = tl.load(slot_ptr).to(tl.int64)
@@ -264,7 +273,7 @@ def pass_gate_up(
         hidden, order, table, rows.stride(0),
         CHOSEN=chosen, WIDTH=width, INNER=inner, PAIRS=tile_pairs, FEATURES=tile.features,
         INPUTS=_inputs(tile, gate_up), TURNED=tile.turned, LIMIT=limit, num_warps=tile.warps,
-        num_stages=tile.stages, PAIRED=gate_up.paired(x), **gate_up.constants(),
+        num_stages=tile.stages, PAIRED=gate_up.paired(x), **gate_up.constants(), **order_on(x.device.type),
     )  # fmt: skip
     return hidden
 
@@ -287,7 +296,7 @@ def pass_down(
         rows, row_scales, weights, down.words, down.pointer, parts, order, table,
         WIDTH=width, INNER=inner, PAIRS=tile_pairs, FEATURES=tile.features,
         INPUTS=_inputs(tile, down), TURNED=tile.turned, LIMIT=limit, num_warps=tile.warps,
-        num_stages=tile.stages, PAIRED=down.paired(hidden), **down.constants(),
+        num_stages=tile.stages, PAIRED=down.paired(hidden), **down.constants(), **order_on(hidden.device.type),
     )  # fmt: skip
     return parts
 

@@ -12,6 +12,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from tokamak.ops.triton_order import order_on
+
 FEW_GROUP_PAIRS, MANY_GROUP_PAIRS = 1024, 4096
 """Pairs a grouping program looks at a time: all of a decode step's, or a piece of a prefill's."""
 TABLE_FIELDS = 3
@@ -30,7 +32,11 @@ def _group_kernel(
     PAIRS: tl.constexpr,
     TILE_PAIRS: tl.constexpr,
     SLOTS: tl.constexpr,
+    START: tl.constexpr,
+    READY: tl.constexpr,
 ):
+    START()
+    READY()
     expert = tl.program_id(0)
     before, count, start = expert * 0, expert * 0, expert * 0
     while start < pairs:
@@ -66,8 +72,16 @@ def _group_kernel(
 
 @triton.jit
 def _sum_kernel(
-    parts_ptr, out_ptr, CHOSEN: tl.constexpr, WIDTH: tl.constexpr, FEATURES: tl.constexpr
+    parts_ptr,
+    out_ptr,
+    CHOSEN: tl.constexpr,
+    WIDTH: tl.constexpr,
+    FEATURES: tl.constexpr,
+    START: tl.constexpr,
+    READY: tl.constexpr,
 ):
+    START()
+    READY()
     row = tl.program_id(0).to(tl.int64)
     features = tl.program_id(1) * FEATURES + tl.arange(0, FEATURES)
     inside = features < WIDTH
@@ -92,7 +106,7 @@ def group_pairs(ids: Tensor, experts: int, tile_pairs: int) -> tuple[Tensor, Ten
     _group_kernel[(experts,)](
         ids, order, table, pairs,
         PAIRS=FEW_GROUP_PAIRS if few else MANY_GROUP_PAIRS, TILE_PAIRS=tile_pairs,
-        SLOTS=SLOTS_AT_ONCE, num_warps=4 if few else 8,
+        SLOTS=SLOTS_AT_ONCE, num_warps=4 if few else 8, **order_on(ids.device.type),
     )  # fmt: skip
     return order, table
 
@@ -104,6 +118,12 @@ def sum_parts(parts: Tensor, chosen: int) -> Tensor:
     out = torch.empty((rows, width), dtype=parts.dtype, device=parts.device)
     features = min(SUM_FEATURES, triton.next_power_of_2(width))
     _sum_kernel[(rows, triton.cdiv(width, features))](
-        parts, out, CHOSEN=chosen, WIDTH=width, FEATURES=features, num_warps=SUM_WARPS
+        parts,
+        out,
+        CHOSEN=chosen,
+        WIDTH=width,
+        FEATURES=features,
+        num_warps=SUM_WARPS,
+        **order_on(out.device.type),
     )
     return out

@@ -11,6 +11,7 @@ from torch import Tensor
 from tokamak.ops.moe_route.rooted import SMALLEST_SUM, moe_route_rooted, moe_weigh_rooted
 from tokamak.ops.moe_route.triton import CHOSEN_KEY, expert_of, keys_of, warps_for
 from tokamak.ops.triton_facts import fits, rows_of
+from tokamak.ops.triton_order import order_on
 
 _SMALLEST_SUM = tl.constexpr(SMALLEST_SUM)
 
@@ -37,7 +38,11 @@ def _route_rooted_kernel(
     CHOSEN: tl.constexpr,
     CHOSEN_TILE: tl.constexpr,
     EXPERTS_TILE: tl.constexpr,
+    START: tl.constexpr,
+    READY: tl.constexpr,
 ):
+    START()
+    READY()
     row = tl.program_id(0).to(tl.int64)
     cols = tl.arange(0, EXPERTS_TILE)
     known = cols < experts
@@ -71,7 +76,11 @@ def _weigh_rooted_kernel(
     scale,
     CHOSEN: tl.constexpr,
     CHOSEN_TILE: tl.constexpr,
+    START: tl.constexpr,
+    READY: tl.constexpr,
 ):
+    START()
+    READY()
     row = tl.program_id(0).to(tl.int64)
     slots = tl.arange(0, CHOSEN_TILE)
     inside = slots < CHOSEN
@@ -97,7 +106,7 @@ def triton_moe_route_rooted(
         _route_rooted_kernel[(rows,)](
             scores, bias, ids, weights, scores.stride(0), experts, scale,
             CHOSEN=chosen, CHOSEN_TILE=triton.next_power_of_2(chosen), EXPERTS_TILE=tile,
-            num_warps=warps_for(tile),
+            num_warps=warps_for(tile), **order_on(scores.device.type),
         )  # fmt: skip
     return ids, weights
 
@@ -111,6 +120,6 @@ def triton_moe_weigh_rooted(scores: Tensor, ids: Tensor, scale: float) -> Tensor
     if rows:
         _weigh_rooted_kernel[(rows,)](
             scores, ids, weights, scores.stride(0), scale,
-            CHOSEN=chosen, CHOSEN_TILE=triton.next_power_of_2(chosen), num_warps=1,
+            CHOSEN=chosen, CHOSEN_TILE=triton.next_power_of_2(chosen), num_warps=1, **order_on(scores.device.type),
         )  # fmt: skip
     return weights

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from tokamak.ops.quant_linear.reference import ScaleBlocks
 from tokamak.ops.quant_linear.triton_scales import scale_rows
+from tokamak.ops.triton_order import order_on
 
 FEW_ROWS = 64
 LEAST_ROWS = 8
@@ -135,7 +136,17 @@ def _few_rows_kernel(
 
 
 @triton.jit
-def _sum_kernel(parts_ptr, out_ptr, numbers, SPLITS: tl.constexpr, TILE: tl.constexpr):
+def _sum_kernel(
+    parts_ptr,
+    out_ptr,
+    numbers,
+    SPLITS: tl.constexpr,
+    TILE: tl.constexpr,
+    START: tl.constexpr,
+    READY: tl.constexpr,
+):
+    START()
+    READY()
     at = tl.program_id(0) * TILE + tl.arange(0, TILE)
     inside = at < numbers
     total = tl.zeros([TILE], tl.float32)
@@ -194,5 +205,11 @@ def multiply_few(
 def add_parts(parts: Tensor, out: Tensor) -> None:
     """Add up what programs found that shared the columns out, in order. parts: float32 [splits, rows, features]."""
     _sum_kernel[(triton.cdiv(out.numel(), SUM_TILE),)](
-        parts, out, out.numel(), SPLITS=len(parts), TILE=SUM_TILE, num_warps=4
+        parts,
+        out,
+        out.numel(),
+        SPLITS=len(parts),
+        TILE=SUM_TILE,
+        num_warps=4,
+        **order_on(out.device.type),
     )

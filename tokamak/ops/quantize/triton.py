@@ -22,6 +22,7 @@ from tokamak.ops.quantize.blocks import (
 )
 from tokamak.ops.quantize.reference import fake_fp8, fake_mxfp4, fake_nvfp4
 from tokamak.ops.triton_facts import fits, rows_of
+from tokamak.ops.triton_order import order_on
 
 TILE_NUMBERS = 512
 WARPS = 2
@@ -120,7 +121,11 @@ def _fake_kernel(
     TILE: tl.constexpr,
     FORMAT: tl.constexpr,
     A_WORD: tl.constexpr,
+    START: tl.constexpr,
+    READY: tl.constexpr,
 ):
+    START()
+    READY()
     row = tl.program_id(0).to(tl.int64)
     block = tl.program_id(1) * TILE + tl.arange(0, TILE)
     cols = block[:, None] * BLOCK + tl.arange(0, BLOCK)[None, :]
@@ -144,7 +149,7 @@ def _fake(x: Tensor, block: int, form: str, least: float, *, a_word: int = 0) ->
     tile = min(triton.next_power_of_2(blocks), max(TILE_NUMBERS // block, 1))
     _fake_kernel[(rows.shape[0], triton.cdiv(blocks, tile))](
         rows, out, blocks, rows.stride(0), least,
-        BLOCK=block, TILE=tile, FORMAT=form, A_WORD=a_word, num_warps=WARPS,
+        BLOCK=block, TILE=tile, FORMAT=form, A_WORD=a_word, num_warps=WARPS, **order_on(rows.device.type),
     )  # fmt: skip
     return out
 

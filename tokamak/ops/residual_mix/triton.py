@@ -11,6 +11,7 @@ from torch import Tensor
 from tokamak.ops.norm.triton_norms import warps_for
 from tokamak.ops.residual_mix.reference import collapse_norm, collapse_streams, expand_streams
 from tokamak.ops.triton_facts import fits, rows_of
+from tokamak.ops.triton_order import order_on
 
 TILE = 1024
 WARPS = 4
@@ -28,7 +29,11 @@ def _collapse_kernel(
     COUNT: tl.constexpr,
     TILE: tl.constexpr,
     NORM: tl.constexpr,
+    START: tl.constexpr,
+    READY: tl.constexpr,
 ):
+    START()
+    READY()
     row = tl.program_id(0).to(tl.int64)
     cols = tl.program_id(1) * TILE + tl.arange(0, TILE)
     inside = cols < width
@@ -60,7 +65,11 @@ def _expand_kernel(
     COUNT: tl.constexpr,
     COUNT_TILE: tl.constexpr,
     TILE: tl.constexpr,
+    START: tl.constexpr,
+    READY: tl.constexpr,
 ):
+    START()
+    READY()
     row = tl.program_id(0).to(tl.int64)
     cols = tl.program_id(1) * TILE + tl.arange(0, TILE)
     inside = cols < width
@@ -100,7 +109,7 @@ def _collapse(
     if rows:
         _collapse_kernel[(rows, triton.cdiv(width, tile))](
             streams, read, streams if weight is None else weight, out, width, read.stride(0), eps,
-            COUNT=count, TILE=tile, NORM=weight is not None, num_warps=warps_for(tile),
+            COUNT=count, TILE=tile, NORM=weight is not None, num_warps=warps_for(tile), **order_on(streams.device.type),
         )  # fmt: skip
     return out
 
@@ -115,6 +124,6 @@ def triton_expand_streams(y: Tensor, streams: Tensor, write: Tensor, mix: Tensor
         tile = min(TILE, triton.next_power_of_2(width))
         _expand_kernel[(rows, triton.cdiv(width, tile))](
             y, streams, write, mix, out, width, y.stride(0),
-            COUNT=count, COUNT_TILE=triton.next_power_of_2(count), TILE=tile, num_warps=WARPS,
+            COUNT=count, COUNT_TILE=triton.next_power_of_2(count), TILE=tile, num_warps=WARPS, **order_on(streams.device.type),
         )  # fmt: skip
     return out

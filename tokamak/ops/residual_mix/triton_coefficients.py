@@ -15,6 +15,7 @@ from torch import Tensor
 
 from tokamak.ops.residual_mix.reference import head_coefficients, mix_coefficients
 from tokamak.ops.triton_facts import fits
+from tokamak.ops.triton_order import order_on
 
 PIECE_COLUMNS = 256
 """Columns a program multiplies: 80 programs share out the four streams of 5120 numbers of one row."""
@@ -53,7 +54,11 @@ def _project_kernel(
     ROWS: tl.constexpr,
     PIECE: tl.constexpr,
     INPUTS: tl.constexpr,
+    START: tl.constexpr,
+    READY: tl.constexpr,
 ):
+    START()
+    READY()
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     # Beyond the last row and output the last is taken once more, and not stored.
     known = tl.minimum(row, rows - 1).to(tl.int64)
@@ -119,7 +124,11 @@ def _mix_kernel(
     PIECES: tl.constexpr,
     WIDE: tl.constexpr,
     ITERATIONS: tl.constexpr,
+    START: tl.constexpr,
+    READY: tl.constexpr,
 ):
+    START()
+    READY()
     OUTS: tl.constexpr = (2 + COUNT) * COUNT
     row = tl.program_id(0).to(tl.int64)
     unit = _scale_of(parts_ptr, rows, row, norm_eps, COLUMNS, OUTS, OUTS_TILE, PIECES, WIDE)
@@ -160,7 +169,11 @@ def _head_kernel(
     OUTS_TILE: tl.constexpr,
     PIECES: tl.constexpr,
     WIDE: tl.constexpr,
+    START: tl.constexpr,
+    READY: tl.constexpr,
 ):
+    START()
+    READY()
     row = tl.program_id(0).to(tl.int64)
     unit = _scale_of(parts_ptr, rows, row, norm_eps, COLUMNS, COUNT, OUTS_TILE, PIECES, WIDE)
     one = tl.arange(0, COUNT)
@@ -180,7 +193,7 @@ def _project(streams: Tensor, fn: Tensor) -> Tensor:
     _project_kernel[(triton.cdiv(rows, tile), pieces)](
         streams, fn, parts, rows,
         COLUMNS=columns, OUTS=outs, OUTS_TILE=outs_tile, ROWS=tile, PIECE=PIECE_COLUMNS,
-        INPUTS=INPUTS, num_warps=4, num_stages=3,
+        INPUTS=INPUTS, num_warps=4, num_stages=3, **order_on(streams.device.type),
     )  # fmt: skip
     return parts
 
@@ -208,7 +221,7 @@ def triton_mix_coefficients(
         _mix_kernel[(rows,)](
             parts, base, scale, read, write, mix, rows, norm_eps, mix_eps,
             COLUMNS=count * width, COUNT=count, OUTS_TILE=parts.shape[2], PIECES=parts.shape[0], WIDE=triton.next_power_of_2(parts.shape[0]),
-            ITERATIONS=iterations, num_warps=1,
+            ITERATIONS=iterations, num_warps=1, **order_on(streams.device.type),
         )  # fmt: skip
     return read, write, mix
 
@@ -228,6 +241,6 @@ def triton_head_coefficients(
         _head_kernel[(rows,)](
             parts, base, scale, read, rows, norm_eps, mix_eps,
             COLUMNS=count * width, COUNT=count, OUTS_TILE=parts.shape[2], PIECES=parts.shape[0], WIDE=triton.next_power_of_2(parts.shape[0]),
-            num_warps=1,
+            num_warps=1, **order_on(streams.device.type),
         )  # fmt: skip
     return read

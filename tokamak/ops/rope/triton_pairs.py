@@ -9,6 +9,7 @@ from torch import Tensor
 
 from tokamak.ops.rope.pairs import rotate_pairs
 from tokamak.ops.triton_facts import fits, rows_of
+from tokamak.ops.triton_order import order_on
 
 PROGRAM_NUMBERS = 4096
 """Of some heads; a step of few rows then has programs for many processors."""
@@ -38,7 +39,11 @@ def _rotate_pairs_kernel(
     HEADS: tl.constexpr,
     RATIO: tl.constexpr,
     BACKWARDS: tl.constexpr,
+    START: tl.constexpr,
+    READY: tl.constexpr,
 ):
+    START()
+    READY()
     token = tl.program_id(0).to(tl.int64)
     head = tl.program_id(1) * HEADS + tl.arange(0, HEADS)
     real = (head < heads)[:, None]
@@ -81,6 +86,6 @@ def triton_rotate_pairs(
         x, positions, cos_sin, out, heads, x.stride(0), x.stride(1),
         STILL=dim - turning, WIDE_STILL=triton.next_power_of_2(max(dim - turning, 1)), TURNING=turning,
         WIDE_PAIRS=triton.next_power_of_2(turning // 2), HEADS=each, RATIO=ratio, BACKWARDS=backwards,
-        num_warps=4 if each * dim > 1024 else 1,
+        num_warps=4 if each * dim > 1024 else 1, **order_on(x.device.type),
     )  # fmt: skip
     return out
