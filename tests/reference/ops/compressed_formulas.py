@@ -225,6 +225,7 @@ def sparse_attention(
     out,
     window_form=None,
     entry_form=None,
+    cos_sin=None,
 ):
     del q_width
     rows, entries = _numbers(rows, window_form, q), _numbers(entries, entry_form, q)
@@ -248,7 +249,9 @@ def sparse_attention(
             scores = np.exp(np.array([vector @ key for key in keys]) * scale)
             total = scores.sum() + np.exp(float(sink[head]))
             mixed[row, head] = (scores[:, None] * np.array(keys)).sum(axis=0) / total
-    return mixed
+    if cos_sin is None:
+        return mixed
+    return rotate_pairs(torch.from_numpy(mixed), positions, cos_sin, True)
 
 
 def engram_rows(history, slots, positions, starts, q_width, ids, pad_id, multipliers, primes, out):
