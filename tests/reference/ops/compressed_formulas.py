@@ -126,20 +126,24 @@ def _entry(cache, table, request, number):
     return cache[int(table[request, number // rows]), 0, number % rows]
 
 
-def write_rows(cache, rows, slots):
+def write_rows(cache, rows, slots, positions, ratio):
     held = wide(cache).copy()
-    for row, slot in zip(wide(rows.to(cache.dtype)), slots.tolist(), strict=True):
-        if slot >= 0:
-            held[slot // cache.shape[2], 0, slot % cache.shape[2]] = row
+    for row, slot in _ends_of_groups(wide(rows.to(cache.dtype)), slots, positions, ratio):
+        held[slot // cache.shape[2], 0, slot % cache.shape[2]] = row
     return held
 
 
-def write_records(cache, rows, slots, form):
+def write_records(cache, rows, slots, positions, ratio, form):
     held = cache.clone()
-    for row, slot in zip(rows, slots.tolist(), strict=True):
-        if slot >= 0:
-            held[slot // cache.shape[2], 0, slot % cache.shape[2]] = form.pack(row)
+    for row, slot in _ends_of_groups(rows, slots, positions, ratio):
+        held[slot // cache.shape[2], 0, slot % cache.shape[2]] = form.pack(row)
     return held.numpy()
+
+
+def _ends_of_groups(rows, slots, positions, ratio):
+    for row, slot, position in zip(rows, slots.tolist(), positions.tolist(), strict=True):
+        if slot >= 0 and position % ratio == ratio - 1:
+            yield row, slot // ratio
 
 
 def _numbers(cache, form, q):

@@ -62,10 +62,7 @@ class CacheRows:
     def write(self, rows: Tensor, step: StepInputs) -> None:
         """Cache rows [tokens, width] at their positions; with a ratio, those of tokens that end a group."""
         slots = step.rows[self.group].write_slots
-        if self.ratio > 1:
-            ends = (step.positions + 1) % self.ratio == 0
-            slots = torch.where(ends & (slots >= 0), slots // self.ratio, -1)
-        self._write(self.cache, rows, slots)
+        self._write(self.cache, rows, slots, step.positions, self.ratio)
 
     def table(self, context: StepContext, requests: slice, longest_tokens: int) -> Tensor:
         """The block table of some requests, as wide as their longest needs. int32 [requests, blocks]."""
