@@ -34,7 +34,7 @@ SCORE_ROOM = {"chosen": sizes.SCORE_ROOM, "in pieces": 300}
 IN_PIECES = (
     "small blocks window 33 and entries float32", "decode window 33 and entries float32",
     "equal scores decode alone", "equal scores small blocks makes candidates",
-    "walked drafts", "decode of records",
+    "walked drafts", "decode of records", "decode window 33 and entries turned back",
 )  # fmt: skip
 LEFT_TO_DEVICES = (
     "window 1 bfloat16",

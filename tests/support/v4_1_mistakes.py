@@ -26,6 +26,7 @@ from tokamak.models.deepseek_v4.v4_1 import DeepseekV41, V41Layer
 from tokamak.ops.indexer import reference as index_reference
 from tokamak.ops.moe_route import rooted
 from tokamak.ops.quantize import fake_mxfp4
+from tokamak.ops.rope import rotate_pairs
 
 Make = Callable[[DeepseekV41, pytest.MonkeyPatch], None]
 
@@ -126,9 +127,9 @@ def own_read(model: DeepseekV41, patch: pytest.MonkeyPatch, *, part: str) -> Non
 def last_tokens_place(model: DeepseekV41, patch: pytest.MonkeyPatch) -> None:
     right = Rotation.__call__
 
-    def call(self, x, positions, *, backwards=False, ratio=1):
+    def call(self, x, positions, *, ratio=1):
         last = positions - positions % ratio + ratio - 1
-        return right(self, x, last, backwards=backwards)
+        return right(self, x, last)
 
     patch.setattr(Rotation, "__call__", call)
 
@@ -207,35 +208,39 @@ def index_not_rounded(model: DeepseekV41, patch: pytest.MonkeyPatch) -> None:
 
 
 def values_left_turned(model: DeepseekV41, patch: pytest.MonkeyPatch) -> None:
-    for rotation in set(_rotations(model)):
-        right = rotation._rotate
+    for layer in model._layers:
+        right = layer.attention._attend
         patch.setattr(
-            rotation,
-            "_rotate",
-            lambda x, positions, table, backwards, right=right: (
-                x if backwards else right(x, positions, table, backwards)
-            ),
+            layer.attention, "_attend", lambda *given, right=right: right(*given[:-1], None)
         )
 
 
 def halves_turned(model: DeepseekV41, patch: pytest.MonkeyPatch) -> None:
+    def halved(x, positions, table, backwards, ratio=1):
+        still, turning = x[..., : -table.shape[1]], x[..., -table.shape[1] :]
+        paired = torch.stack(turning.chunk(2, dim=-1), dim=-1).flatten(-2)
+        turned = rotate_pairs(paired, positions, table, backwards, ratio)
+        halves = torch.cat([turned[..., 0::2], turned[..., 1::2]], dim=-1)
+        return torch.cat([still, halves], dim=-1)
+
+    for layer in model._layers:
+        right = layer.attention._attend
+
+        def attend(*given, right=right):
+            *others, table = given
+            positions, out = given[6], given[13]
+            right(*others, None)
+            out.copy_(halved(out, positions, table, True))
+
+        patch.setattr(layer.attention, "_attend", attend)
     for rotation in set(_rotations(model)):
-        right = rotation._rotate
-
-        def halved(x, positions, table, backwards, right=right):
-            still, turning = x[..., : -table.shape[1]], x[..., -table.shape[1] :]
-            paired = torch.stack(turning.chunk(2, dim=-1), dim=-1).flatten(-2)
-            turned = right(paired, positions, table, backwards)
-            halves = torch.cat([turned[..., 0::2], turned[..., 1::2]], dim=-1)
-            return torch.cat([still, halves], dim=-1)
-
         patch.setattr(rotation, "_rotate", halved)
 
 
 def windows_by_yarn(model: DeepseekV41, patch: pytest.MonkeyPatch) -> None:
     shared = model.config.shared
     rope = replace(shared.entry_rope, theta=shared.window_rope.theta)
-    model._layers[0].attention._rotation._cos_sin = rope.table(256, torch.device("cpu"))
+    model._layers[0].attention._rotation.cos_sin = rope.table(256, torch.device("cpu"))
 
 
 def sink_left_out(model: DeepseekV41, patch: pytest.MonkeyPatch) -> None:

@@ -8,6 +8,8 @@ import triton.language as tl
 
 SEARCH: tl.constexpr = tl.constexpr(128)
 """Requests looked at together while a program finds its own."""
+BY_TOKEN = ("slots_ptr", "positions_ptr")
+"""Arguments of `slot_of_token`, whose alignment makes no kernel of their own."""
 
 
 @triton.jit
@@ -33,3 +35,11 @@ def offsets_of(table_row_ptr, numbers, there, stride_block, stride_row, BLOCK_RO
     # A cache of a long context has more numbers than 32 bits count.
     inside = (numbers % BLOCK_ROWS).to(tl.int64)
     return blocks.to(tl.int64) * stride_block + inside * stride_row
+
+
+@triton.jit
+def slot_of_token(slots_ptr, positions_ptr, token, ratio):
+    """Where the group that a token ends lies, int64; -1 where it ends none, or is cached nowhere. See `write_rows`."""
+    slot = tl.load(slots_ptr + token)
+    ends = (tl.load(positions_ptr + token) + 1) % ratio == 0
+    return tl.where(ends & (slot >= 0), slot // ratio, -1)

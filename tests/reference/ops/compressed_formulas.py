@@ -126,20 +126,24 @@ def _entry(cache, table, request, number):
     return cache[int(table[request, number // rows]), 0, number % rows]
 
 
-def write_rows(cache, rows, slots):
+def write_rows(cache, rows, slots, positions, ratio):
     held = wide(cache).copy()
-    for row, slot in zip(wide(rows.to(cache.dtype)), slots.tolist(), strict=True):
-        if slot >= 0:
-            held[slot // cache.shape[2], 0, slot % cache.shape[2]] = row
+    for row, slot in _ends_of_groups(wide(rows.to(cache.dtype)), slots, positions, ratio):
+        held[slot // cache.shape[2], 0, slot % cache.shape[2]] = row
     return held
 
 
-def write_records(cache, rows, slots, form):
+def write_records(cache, rows, slots, positions, ratio, form):
     held = cache.clone()
-    for row, slot in zip(rows, slots.tolist(), strict=True):
-        if slot >= 0:
-            held[slot // cache.shape[2], 0, slot % cache.shape[2]] = form.pack(row)
+    for row, slot in _ends_of_groups(rows, slots, positions, ratio):
+        held[slot // cache.shape[2], 0, slot % cache.shape[2]] = form.pack(row)
     return held.numpy()
+
+
+def _ends_of_groups(rows, slots, positions, ratio):
+    for row, slot, position in zip(rows, slots.tolist(), positions.tolist(), strict=True):
+        if slot >= 0 and position % ratio == ratio - 1:
+            yield row, slot // ratio
 
 
 def _numbers(cache, form, q):
@@ -225,6 +229,7 @@ def sparse_attention(
     out,
     window_form=None,
     entry_form=None,
+    cos_sin=None,
 ):
     del q_width
     rows, entries = _numbers(rows, window_form, q), _numbers(entries, entry_form, q)
@@ -248,7 +253,9 @@ def sparse_attention(
             scores = np.exp(np.array([vector @ key for key in keys]) * scale)
             total = scores.sum() + np.exp(float(sink[head]))
             mixed[row, head] = (scores[:, None] * np.array(keys)).sum(axis=0) / total
-    return mixed
+    if cos_sin is None:
+        return mixed
+    return rotate_pairs(torch.from_numpy(mixed), positions, cos_sin, True)
 
 
 def engram_rows(history, slots, positions, starts, q_width, ids, pad_id, multipliers, primes, out):

@@ -39,13 +39,13 @@ def test_every_form_agrees_with_the_reference(op, form, case):
 
 
 def a_step(tokens, heads, dtype, entries=512, packed=False):
-    """Queries of DeepSeek V4.1's sizes, without numbers; `packed`: caches are records."""
+    """Queries of DeepSeek V4.1's sizes, without numbers, turned back; `packed`: caches are records."""
     empty = functools.partial(torch.empty, device="meta")
     q = empty((tokens, heads, 512), dtype=dtype)
     tables = empty((tokens, 4096), dtype=torch.int32)
     ints = empty(tokens + 1, dtype=torch.int32)
     rows, few = empty((99, 1, 128, 512), dtype=dtype), empty((99, 1, 64, 512), dtype=dtype)
-    forms = ()
+    forms = (None, None)
     if packed:
         rows, few = (
             empty((99, 1, 128, 528), dtype=torch.uint8),
@@ -54,7 +54,7 @@ def a_step(tokens, heads, dtype, entries=512, packed=False):
         forms = (FP8, NVFP4)
     return (
         q, rows, tables, few, tables, empty((tokens, entries), dtype=torch.int32), ints[:-1], ints, 1, 128,
-        None, 512**-0.5, empty(heads), torch.empty_like(q), *forms,
+        None, 512**-0.5, empty(heads), torch.empty_like(q), *forms, empty((4096, 64)),
     )  # fmt: skip
 
 

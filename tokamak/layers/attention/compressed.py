@@ -62,10 +62,7 @@ class CacheRows:
     def write(self, rows: Tensor, step: StepInputs) -> None:
         """Cache rows [tokens, width] at their positions; with a ratio, those of tokens that end a group."""
         slots = step.rows[self.group].write_slots
-        if self.ratio > 1:
-            ends = (step.positions + 1) % self.ratio == 0
-            slots = torch.where(ends & (slots >= 0), slots // self.ratio, -1)
-        self._write(self.cache, rows, slots)
+        self._write(self.cache, rows, slots, step.positions, self.ratio)
 
     def table(self, context: StepContext, requests: slice, longest_tokens: int) -> Tensor:
         """The block table of some requests, as wide as their longest needs. int32 [requests, blocks]."""
@@ -147,15 +144,13 @@ class Rotation:
     """Turns the end of heads by position, by one table of angles, [positions, rotary_dim] float32."""
 
     def __init__(self, build: Build, cos_sin: Tensor) -> None:
-        self._cos_sin = cos_sin
+        self.cos_sin = cos_sin
         self._rotate = build.bind(rotate_pairs)
 
-    def __call__(
-        self, x: Tensor, positions: Tensor, *, backwards: bool = False, ratio: int = 1
-    ) -> Tensor:
+    def __call__(self, x: Tensor, positions: Tensor, *, ratio: int = 1) -> Tensor:
         """x: [tokens, heads, head_dim] or [tokens, head_dim]; positions: int32 [tokens]; returns a new tensor.
 
         Rows of a group of `ratio` positions turn as its first would.
         """
         heads = x if x.dim() == 3 else x.unsqueeze(1)
-        return self._rotate(heads, positions, self._cos_sin, backwards, ratio).view(x.shape)
+        return self._rotate(heads, positions, self.cos_sin, False, ratio).view(x.shape)

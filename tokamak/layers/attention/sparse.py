@@ -209,7 +209,6 @@ class SparseAttention:
         q = self._rotation(q.view(tokens, self._heads, self._head_dim), step.positions)
         mixed = torch.empty_like(q)
         sparse_attention_region(q, entries, mixed, self._number)
-        mixed = self._rotation(mixed, step.positions, backwards=True)
         return self.out_up(self.out_down(mixed.view(tokens, self._groups, -1)))
 
     def attend(self, q: Tensor, chosen: Tensor, out: Tensor, context: StepContext) -> None:
@@ -236,5 +235,6 @@ class SparseAttention:
                 mixed,
                 self.window.form,
                 None if entries is None else entries.form,
+                self._rotation.cos_sin,
             )
         hand_back(context, out)

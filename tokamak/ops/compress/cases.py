@@ -5,6 +5,7 @@ from __future__ import annotations
 from functools import partial
 
 import torch
+from torch import Tensor
 
 from tokamak.ops.case import Case, seeded, tolerance_of
 from tokamak.ops.paged_cases import LONG_STEPS, STEPS, Requests
@@ -25,14 +26,22 @@ def _fold(
     return state, table, positions, step.starts(), step.width, ratio, overlapped, out
 
 
-def _write(name: str, rows: int, dtype: torch.dtype) -> tuple[object, ...]:
+def places_of_tokens(rows: int, ratio: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+    """Positions in no order, and slots of as many tokens in a cache of 6 blocks of 8 groups; a third is nobody's."""
+    slots = torch.randperm(40 * ratio, generator=generator)[:rows] + 8 * ratio
+    # The last of a group lies where its place in the block says so.
+    positions = (slots + ratio * torch.arange(rows)).int()
+    slots[1::3] = -1
+    return positions, slots
+
+
+def _write(name: str, rows: int, dtype: torch.dtype, ratio: int) -> tuple[object, ...]:
     generator = seeded(name)
     cache = torch.randn((6, 1, 8, 24), generator=generator).to(dtype)
     # The last row of the null block is nobody's.
     cache[0, 0, -1] = 0.0
-    slots = torch.randperm(40, generator=generator)[:rows] + 8
-    slots[1::3] = -1
-    return cache, torch.randn((rows, 24), generator=generator), slots
+    positions, slots = places_of_tokens(rows, ratio, generator)
+    return cache, torch.randn((rows, 24), generator=generator), slots, positions, ratio
 
 
 fold_groups_cases = [
@@ -61,8 +70,8 @@ fold_groups_cases += [
     for title in [f"{name} by {ratio}{' overlapped' if overlapped else ''}"]
 ]
 write_rows_cases = [
-    Case(title, partial(_write, title, rows, dtype), 0.0, changed=(0,))
+    Case(title, partial(_write, title, rows, dtype, ratio), 0.0, changed=(0,))
     for dtype in (torch.float32, torch.bfloat16)
-    for rows in (0, 1, 2, 17)
-    for title in [f"{rows} rows {str(dtype).removeprefix('torch.')}"]
+    for rows, ratio in ((0, 1), (1, 1), (2, 1), (17, 1), (17, 4))
+    for title in [f"{rows} rows by {ratio} {str(dtype).removeprefix('torch.')}"]
 ]

@@ -14,16 +14,17 @@ from tokamak.ops.registry import op
 
 
 @op
-def write_rows(cache: Tensor, rows: Tensor, slots: Tensor) -> None:
-    """Write rows to a cache, in its dtype.
+def write_rows(cache: Tensor, rows: Tensor, slots: Tensor, positions: Tensor, ratio: int) -> None:
+    """Write rows of tokens to a cache, in its dtype: those that end a group of `ratio` positions.
 
-    cache: [blocks, 1, block_rows, width], changed. rows: [tokens, width]. slots: [tokens] int64, block * block_rows +
-    row in the block; negative ones write nothing.
+    cache: [blocks, 1, block_rows, width], changed. rows: [tokens, width]. slots: [tokens] int64, where every
+    token would lie, block * block_rows * ratio + place in the block; a group lies at that of its last, divided by the
+    ratio. Negative ones write nothing. positions: [tokens] int32.
     """
     # For rows nobody wants the last row of the null block is written as it is: the host would read masks of any kind.
     block_rows = cache.shape[2]
-    kept = slots >= 0
-    places = torch.where(kept, slots, block_rows - 1)
+    kept = (slots >= 0) & ((positions + 1) % ratio == 0)
+    places = torch.where(kept, slots // ratio, block_rows - 1)
     held = rows_of_cache(cache)
     wanted = torch.where(kept.unsqueeze(-1), rows.to(cache.dtype), held[block_rows - 1])
     held.index_copy_(0, places, wanted)

@@ -10,7 +10,7 @@ from torch import Tensor
 from tokamak.ops.compress.reference import fold_groups, write_rows
 from tokamak.ops.triton_facts import fits, rows_of
 from tokamak.ops.triton_order import order_on
-from tokamak.ops.triton_rows import offsets_of, request_of_row
+from tokamak.ops.triton_rows import BY_TOKEN, offsets_of, request_of_row, slot_of_token
 
 FOLD_NUMBERS = 2048
 """Values a program of four warps folds at a time, and as many gates."""
@@ -21,11 +21,13 @@ VARYING = ("requests", "q_width")
 SLICED = ("table_ptr", "positions_ptr", "starts_ptr")
 
 
-@triton.jit(do_not_specialize_on_alignment=("slots_ptr",))
+@triton.jit(do_not_specialize=("ratio",), do_not_specialize_on_alignment=BY_TOKEN)
 def _write_rows_kernel(
     cache_ptr,
     rows_ptr,
     slots_ptr,
+    positions_ptr,
+    ratio,
     width,
     stride_cache_block,
     stride_cache_row,
@@ -39,7 +41,7 @@ def _write_rows_kernel(
     READY()
     row = tl.program_id(0).to(tl.int64)
     cols = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
-    slot = tl.load(slots_ptr + row)
+    slot = slot_of_token(slots_ptr, positions_ptr, row, ratio)
     inside = (cols < width) & (slot >= 0)
     slot = tl.maximum(slot, 0)
     numbers = tl.load(rows_ptr + row * stride_rows_row + cols, mask=inside)
@@ -48,8 +50,10 @@ def _write_rows_kernel(
 
 
 @write_rows.backend("triton", fits=fits)
-def triton_write_rows(cache: Tensor, rows: Tensor, slots: Tensor) -> None:
-    """Write rows to a cache, in its dtype; those of negative slots nowhere."""
+def triton_write_rows(
+    cache: Tensor, rows: Tensor, slots: Tensor, positions: Tensor, ratio: int
+) -> None:
+    """Write rows that end a group to a cache, in its dtype; those of negative slots nowhere."""
     rows = rows_of(rows)
     count, width = rows.shape
     assert cache.shape[1] == 1, f"a cache of {cache.shape[1]} heads"
@@ -58,7 +62,7 @@ def triton_write_rows(cache: Tensor, rows: Tensor, slots: Tensor) -> None:
         return
     tile = min(triton.next_power_of_2(width), WRITE_COLUMNS)
     _write_rows_kernel[(count, triton.cdiv(width, tile))](
-        cache, rows, slots, width, cache.stride(0), cache.stride(2), rows.stride(0),
+        cache, rows, slots, positions, ratio, width, cache.stride(0), cache.stride(2), rows.stride(0),
         BLOCK_ROWS=cache.shape[2], COLUMNS=tile, num_warps=4 if tile > 512 else 2, **order_on(rows.device.type),
     )  # fmt: skip
 

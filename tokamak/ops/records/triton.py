@@ -14,16 +14,19 @@ from tokamak.ops.records.formats import FP8, MXFP4, NVFP4, KVFormat
 from tokamak.ops.records.reference import write_records
 from tokamak.ops.records.triton_read import name_of
 from tokamak.ops.triton_facts import fits, rows_of
+from tokamak.ops.triton_rows import BY_TOKEN, slot_of_token
 
 LEAST = {FP8.name: FP8_LEAST, MXFP4.name: MXFP4_LEAST, NVFP4.name: NVFP4_LEAST}
 """By format: what a block's largest number counts as at least."""
 
 
-@triton.jit(do_not_specialize_on_alignment=("slots_ptr",))
+@triton.jit(do_not_specialize=("ratio",), do_not_specialize_on_alignment=BY_TOKEN)
 def _write_records_kernel(
     cache_ptr,
     rows_ptr,
     slots_ptr,
+    positions_ptr,
+    ratio,
     blocks,
     least,
     stride_cache_block,
@@ -35,7 +38,7 @@ def _write_records_kernel(
     FORMAT: tl.constexpr,
 ):
     row = tl.program_id(0).to(tl.int64)
-    slot = tl.load(slots_ptr + row)
+    slot = slot_of_token(slots_ptr, positions_ptr, row, ratio)
     if slot >= 0:
         block = (tl.program_id(1) * TILE + tl.arange(0, TILE))[:, None]
         cols = block * BLOCK + tl.arange(0, BLOCK)[None, :]
@@ -62,8 +65,10 @@ def _write_records_kernel(
 
 
 @write_records.backend("triton", fits=fits)
-def triton_write_records(cache: Tensor, rows: Tensor, slots: Tensor, form: KVFormat) -> None:
-    """Write rows to a cache as records of a format; those of negative slots nowhere."""
+def triton_write_records(
+    cache: Tensor, rows: Tensor, slots: Tensor, positions: Tensor, ratio: int, form: KVFormat
+) -> None:
+    """Write rows that end a group to a cache as records of a format; those of negative slots nowhere."""
     rows = rows_of(rows)
     (count, width), coding, name = rows.shape, form.coding, name_of(form)
     assert coding is not None, f"{name} has no codes"
@@ -75,6 +80,6 @@ def triton_write_records(cache: Tensor, rows: Tensor, slots: Tensor, form: KVFor
     blocks = width // coding.block
     tile = min(triton.next_power_of_2(blocks), max(TILE_NUMBERS // coding.block, 1))
     _write_records_kernel[(count, triton.cdiv(blocks, tile))](
-        cache, rows, slots, blocks, LEAST[name], cache.stride(0), cache.stride(2), rows.stride(0),
+        cache, rows, slots, positions, ratio, blocks, LEAST[name], cache.stride(0), cache.stride(2), rows.stride(0),
         BLOCK_ROWS=cache.shape[2], BLOCK=coding.block, TILE=tile, FORMAT=name, num_warps=WARPS,
     )  # fmt: skip

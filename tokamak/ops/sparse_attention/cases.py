@@ -1,4 +1,4 @@
-"""Windows that reach back before a text or a first row, lists with few and no entries, and layers without any."""
+"""Windows that reach back before a text or a first row, lists with few and no entries, layers without any, and turns."""
 
 from __future__ import annotations
 
@@ -65,6 +65,15 @@ def _packed(
         if form is not None and isinstance(rows, torch.Tensor):
             inputs[place] = form.pack(rows)
     return (*inputs, *forms)
+
+
+def _turning(
+    name: str, step: Requests, window: int, has_entries: bool, dtype: torch.dtype, turning: int
+) -> tuple[object, ...]:
+    """The same with `turning` numbers of a head turned back."""
+    angles = torch.rand((300, turning // 2), generator=seeded(f"angles of {name}")) * 6
+    table = torch.cat([angles.cos(), angles.sin()], dim=1)
+    return (*_make(name, step, window, has_entries, dtype), None, None, table)
 
 
 def _window_starts(step: Requests, window: int) -> Tensor:
@@ -134,4 +143,19 @@ sparse_attention_cases += [
         f"{name} from a first row on, window {window}{' and entries' if has_entries else ''} "
         f"{str(dtype).removeprefix('torch.')}"
     ]
+]
+sparse_attention_cases += [
+    Case(
+        title,
+        partial(_turning, title, step, window, True, dtype, turning),
+        tolerance_of(dtype),
+        changed=(13,),
+    )
+    for name, window, dtype, turning in (
+        ("decode", 33, torch.float32, 8),
+        ("small blocks", 8, torch.bfloat16, 32),
+        ("drafts", 8, torch.float32, 6),
+    )
+    for step in [STEPS[name]]
+    for title in [f"{name} window {window} and entries turned back, {turning} numbers of a head"]
 ]

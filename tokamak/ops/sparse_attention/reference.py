@@ -12,6 +12,7 @@ from torch import Tensor
 from tokamak.ops.paged_rows import bands, place_of, requests_of_rows, rows_of_cache
 from tokamak.ops.records import KVFormat, numbers_of
 from tokamak.ops.registry import op
+from tokamak.ops.rope import rotate_pairs
 
 LOWEST = -1e30
 """Stands for the highest score of a query that sees nothing."""
@@ -35,6 +36,7 @@ def sparse_attention(
     out: Tensor,
     window_form: KVFormat | None = None,
     entry_form: KVFormat | None = None,
+    cos_sin: Tensor | None = None,
 ) -> None:
     """Attend from this step's queries to the newest `window_tokens` rows of their request and to listed entries.
 
@@ -46,6 +48,8 @@ def sparse_attention(
     scale: multiplies scores. sink: [heads] float32, a score of its own in every softmax.
     out: [tokens, heads, dim], written whole; 0 where a query sees nothing. Softmax in float32.
     window_form, entry_form: where rows or entries are records (uint8), their format; the last axis is then bytes.
+    cos_sin: a table of angles as of `rotate_pairs`, float32 [positions, rotary_dim], or None. With one, what heads
+    come to turns backwards by the query's position, in float32: values were turned as keys were.
     """
     tokens, _, dim = q.shape
     requests = requests_of_rows(query_starts, q_width, tokens)
@@ -64,7 +68,10 @@ def sparse_attention(
             listed = _gather(entries, entry_table, request, numbers.clamp(min=0), dim, entry_form)
             keys = torch.cat([keys, listed], dim=1)
             seen = torch.cat([seen, numbers >= 0], dim=1)
-        out[band] = _attend(q[band], keys, seen, scale, sink).to(out.dtype)
+        mixed = _attend(q[band], keys, seen, scale, sink)
+        if cos_sin is not None:
+            mixed = rotate_pairs.reference(mixed, positions[band], cos_sin, True)
+        out[band] = mixed.to(out.dtype)
 
 
 def _gather(

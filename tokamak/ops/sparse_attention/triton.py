@@ -25,6 +25,7 @@ from tokamak.ops.paged_attention.triton_softmax import (
 )
 from tokamak.ops.records import KVFormat
 from tokamak.ops.records.triton_read import format_of, load_rows
+from tokamak.ops.rope.triton_pairs import turned_pairs
 from tokamak.ops.sparse_attention.reference import sparse_attention
 from tokamak.ops.triton_facts import fits
 from tokamak.ops.triton_rows import offsets_of, request_of_row
@@ -81,6 +82,23 @@ def _listed_end(chosen_ptr, listed, SCAN: tl.constexpr):
     return end
 
 
+@triton.jit
+def _turned_back(
+    mixed,
+    angles_ptr,
+    TURNING: tl.constexpr,
+    ROWS: tl.constexpr,
+    DIM: tl.constexpr,
+    WIDE_DIM: tl.constexpr,
+):
+    """Rows [ROWS, WIDE_DIM] with their last TURNING of DIM numbers turned backwards by the angles of one position."""
+    pairs = tl.arange(0, WIDE_DIM // 2) - (DIM - TURNING) // 2
+    turns = (pairs >= 0) & (pairs < TURNING // 2)
+    cos = tl.load(angles_ptr + pairs, mask=turns, other=1.0)[None, :]
+    sin = tl.load(angles_ptr + TURNING // 2 + pairs, mask=turns, other=0.0)[None, :]
+    return turned_pairs(mixed, cos, -sin, ROWS, WIDE_DIM // 2)
+
+
 @triton.jit(do_not_specialize=VARYING, do_not_specialize_on_alignment=SLICED)
 def _sparse_attention_kernel(
     q_ptr,
@@ -93,6 +111,7 @@ def _sparse_attention_kernel(
     starts_ptr,
     window_starts_ptr,
     sinks_ptr,
+    cos_sin_ptr,
     out_ptr,
     partial_ptr,
     scale,
@@ -125,6 +144,7 @@ def _sparse_attention_kernel(
     MERGE_ROWS: tl.constexpr,
     WINDOW_FORMAT: tl.constexpr,
     ENTRY_FORMAT: tl.constexpr,
+    TURNING: tl.constexpr,
 ):
     pair, split = tl.program_id(0), tl.program_id(1)
     row, first_head = pair // HEAD_TILES, (pair % HEAD_TILES) * HEADS
@@ -180,6 +200,10 @@ def _sparse_attention_kernel(
                 WIDE_DIM,
                 ENTRY_FORMAT,
             )
+    if cos_sin_ptr is not None:
+        # Turning a split's sum turns its share of the result.
+        angles = cos_sin_ptr + position.to(tl.int64) * TURNING
+        mixed = _turned_back(mixed, angles, TURNING, ROWS, DIM, WIDE_DIM)
     out = out_ptr + token * stride_out_token + first_head * stride_out_head
     leave_rows(
         out, partial_ptr, None, pair, split, SPLITS, rows, most, total, mixed,
@@ -274,6 +298,7 @@ def attend_sparsely(
     form: SparseForm,
     window_form: KVFormat | None = None,
     entry_form: KVFormat | None = None,
+    cos_sin: Tensor | None = None,
 ) -> None:
     """Attend in a form; arguments as of the op `sparse_attention`, at least one query."""
     tokens, all_heads, dim = q.shape
@@ -289,6 +314,9 @@ def attend_sparsely(
     caches = (q.stride(2), window_rows.stride(3), entries.stride(3), out.stride(2))
     assert caches == (1, 1, 1, 1), f"heads and rows lie in steps of {caches}, not of 1"
     assert window_rows.shape[1] == entries.shape[1] == 1, "caches of one head"
+    assert cos_sin is None or (cos_sin.is_contiguous() and dim % 2 == 0), (
+        "angles in one piece, heads of pairs"
+    )
     wide, head_tiles = max(triton.next_power_of_2(dim), LEAST_ROWS), all_heads // form.heads
     pairs, splits = tokens * head_tiles, form.splits
     merge = min(max(MERGE_NUMBERS // (splits * wide), 1), triton.next_power_of_2(form.heads))
@@ -303,14 +331,14 @@ def attend_sparsely(
     }  # fmt: skip
     _sparse_attention_kernel[(pairs, splits)](
         q, window_rows, window_table, entries, entry_table, chosen, positions, query_starts, window_starts, sink,
-        out, partial, scale, query_starts.shape[0] - 1, q_width, window_tokens, listed,
+        cos_sin, out, partial, scale, query_starts.shape[0] - 1, q_width, window_tokens, listed,
         q.stride(0), q.stride(1), window_rows.stride(0), window_rows.stride(2), window_table.stride(0),
         entries.stride(0), entries.stride(2), entry_table.stride(0), 0 if chosen is None else chosen.stride(0),
         out.stride(0), out.stride(1),
         ROWS=max(triton.next_power_of_2(form.heads), LEAST_ROWS),
         WINDOW_BLOCK_ROWS=window_rows.shape[2], ENTRY_BLOCK_ROWS=entries.shape[2], TILE=form.tile,
         SCAN=min(triton.next_power_of_2(max(listed, 1)), 1024), WINDOW_FORMAT=format_of(window_rows, window_form, dim),
-        ENTRY_FORMAT=format_of(entries, entry_form, dim), **shared,
+        ENTRY_FORMAT=format_of(entries, entry_form, dim), TURNING=0 if cos_sin is None else cos_sin.shape[1], **shared,
         num_warps=form.warps, num_stages=form.stages,
     )  # fmt: skip
     if splits > 1:
@@ -337,6 +365,7 @@ def triton_sparse_attention(
     out: Tensor,
     window_form: KVFormat | None = None,
     entry_form: KVFormat | None = None,
+    cos_sin: Tensor | None = None,
 ) -> None:
     """Attend from this step's queries to the newest rows of their request and to listed entries."""
     tokens, heads, dim = q.shape
@@ -348,5 +377,5 @@ def triton_sparse_attention(
     form = choose_form(tokens, heads, keys, row_bytes, q.device, packed=packed)
     attend_sparsely(
         q, window_rows, window_table, entries, entry_table, chosen, positions, query_starts, q_width,
-        window_tokens, window_starts, scale, sink, out, form, window_form, entry_form,
+        window_tokens, window_starts, scale, sink, out, form, window_form, entry_form, cos_sin,
     )  # fmt: skip
