@@ -150,7 +150,7 @@ def _numbers(cache, form, q):
     return cache if form is None else form.unpack(cache, q.shape[-1], torch.float64)
 
 
-def fold_groups(state, table, positions, starts, q_width, ratio, overlapped, out):
+def fold_groups(state, table, positions, starts, q_width, ratio, overlapped, bias, out):
     del q_width
     held, folded = wide(state), np.zeros(out.shape)
     width, columns = out.shape[1], state.shape[3] // 2
@@ -166,6 +166,8 @@ def fold_groups(state, table, positions, starts, q_width, ratio, overlapped, out
             half = slice(width, 2 * width) if overlapped and back < ratio else slice(0, width)
             values.append(numbers[:columns][half])
             gates.append(numbers[columns:][half])
+            if bias is not None:
+                gates[-1] = gates[-1] + wide(bias)[(last - back) % ratio, half]
         shares = np.exp(np.array(gates) - np.max(gates, axis=0))
         folded[row] = (shares / shares.sum(axis=0) * np.array(values)).sum(axis=0)
     return folded

@@ -105,7 +105,7 @@ class Compressor:
             self.values = Linear(build, width, (columns,))
         else:
             self.values = Linear(build.widened(), width, (columns, columns))
-        self._latent, self._columns, self._overlapped = latent, columns, overlapped
+        self._latent, self._overlapped = latent, overlapped
         self._fold = build.bind(fold_groups, live=True)
         self._number = build.enroll(self)
 
@@ -114,9 +114,6 @@ class Compressor:
         if self.state is None:
             return self.norm(self.values(x))
         rows = self.values(x.float())
-        if self.bias is not None:
-            places = step.positions % self.ratio
-            rows[:, self._columns :] += self.bias.values.index_select(0, places)
         self.state.write(rows, step)
         folded = torch.empty((x.shape[0], self._latent), dtype=x.dtype, device=x.device)
         fold_groups_region(folded, self._number)
@@ -135,6 +132,7 @@ class Compressor:
                 half.q_width,
                 self.ratio,
                 self._overlapped,
+                None if self.bias is None else self.bias.values,
                 folded,
             )
         hand_back(context, out)

@@ -39,6 +39,7 @@ def fold_groups(
     q_width: int,
     ratio: int,
     overlapped: bool,
+    bias: Tensor | None,
     out: Tensor,
 ) -> None:
     """Fold each group of `ratio` tokens that ends with a row of this step.
@@ -48,6 +49,7 @@ def fold_groups(
     q_width: rows of every request, or 0 where they differ.
     A group's weights are a softmax over its tokens, for every channel. With `overlapped`, columns are two halves:
     the second joins its own group, the first the group behind it; the first group of a request has none before.
+    bias: float32 [ratio, columns], contiguous, added to gates by a token's place in its group, or None.
     out: [tokens, width], columns wide or half of that; rows that end no group are zero. Sums are float32.
     """
     tokens, width = out.shape
@@ -62,6 +64,8 @@ def fold_groups(
         places = place_of(block_table, requests[band].unsqueeze(1), at.clamp(min=0), block_rows)
         rows = held.index_select(0, places.reshape(-1)).view(*places.shape, 2 * columns)
         values, gates = rows[..., :columns], rows[..., columns:]
+        if bias is not None:
+            gates = gates + bias.repeat(len(back) // ratio, 1)
         if overlapped:
             values = torch.cat([values[:, :ratio, :width], values[:, ratio:, width:]], dim=1)
             gates = torch.cat([gates[:, :ratio, :width], gates[:, ratio:, width:]], dim=1)

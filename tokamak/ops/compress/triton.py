@@ -73,6 +73,7 @@ def _fold_groups_kernel(
     table_ptr,
     positions_ptr,
     starts_ptr,
+    bias_ptr,
     out_ptr,
     requests,
     q_width,
@@ -108,6 +109,9 @@ def _fold_groups_kernel(
         values_at = state_ptr + places[:, None] + first[:, None] + cols[None, :]
         mask = there[:, None] & inside[None, :]
         gates = tl.load(values_at + columns, mask=mask, other=float("-inf"))
+        if bias_ptr is not None:
+            bias_at = bias_ptr + (rows % RATIO)[:, None] * columns + first[:, None] + cols[None, :]
+            gates += tl.load(bias_at, mask=mask, other=0.0)
         values = tl.load(values_at, mask=mask, other=0.0)
         most = tl.where(inside, tl.max(gates, axis=0), 0.0)
         shares = tl.exp(gates - most[None, :])
@@ -126,6 +130,7 @@ def triton_fold_groups(
     q_width: int,
     ratio: int,
     overlapped: bool,
+    bias: Tensor | None,
     out: Tensor,
 ) -> None:
     """Fold each group that ends with a row of this step; other rows become zero."""
@@ -138,7 +143,7 @@ def triton_fold_groups(
     rows = triton.next_power_of_2((2 if overlapped else 1) * ratio)
     tile = min(max(FOLD_NUMBERS // rows, 16), MOST_COLUMNS, triton.next_power_of_2(width))
     _fold_groups_kernel[(tokens, triton.cdiv(width, tile))](
-        state, block_table, positions, query_starts, out, query_starts.shape[0] - 1, q_width, width,
+        state, block_table, positions, query_starts, bias, out, query_starts.shape[0] - 1, q_width, width,
         state.stride(0), state.stride(2), block_table.stride(0), out.stride(0),
         RATIO=ratio, OVERLAPPED=overlapped, BLOCK_ROWS=state.shape[2], ROWS=rows, COLUMNS=tile,
         num_warps=4 if rows * tile >= FOLD_NUMBERS else 1,
