@@ -73,7 +73,6 @@ class V4Layer:
         if self.kind != "window":
             self.entries = Entries(build, config, caches, layer, f"{self.kind}_entries")
             rows = self.entries.rows
-            self._room = entry_room(build, rows.ratio, build.max_model_len)
         if self.kind == "sparse":
             self.keys = Entries(build, config, caches, layer, "index_keys")
             self.indexer = Indexer(
@@ -111,16 +110,16 @@ class V4Layer:
         )
         self._reader = StreamReader(build)
 
-    def __call__(self, streams: Tensor, step: StepInputs) -> Tensor:
-        """streams: [tokens, streams, width]; returns the same for the layer behind."""
+    def __call__(self, streams: Tensor, step: StepInputs, seen: Tensor) -> Tensor:
+        """streams: [tokens, streams, width]; returns the same for the layer behind. seen: of `_all_entries`."""
         at = self.attention_site(streams)
         x = self._reader.normed(streams, at.read, self.attention_norm)
-        streams = self.attention_site.expand(self._attend(x, step), streams, at)
+        streams = self.attention_site.expand(self._attend(x, step, seen), streams, at)
         at = self.mlp_site(streams)
         y = self.experts(self._reader.normed(streams, at.read, self.mlp_norm), step.token_ids)
         return self.mlp_site.expand(y, streams, at)
 
-    def _attend(self, x: Tensor, step: StepInputs) -> Tensor:
+    def _attend(self, x: Tensor, step: StepInputs, seen: Tensor) -> Tensor:
         """x: [tokens, width], normed; returns the same shape. This step's rows and entries are cached."""
         latent_q = self.attention.latent_queries(x)
         self.attention.cache_row(x, step)
@@ -128,7 +127,8 @@ class V4Layer:
         chosen = picked.entries
         if self.entries is not None:
             self.entries.make(x, step, self._rotation)
-            chosen = _all_entries(step, self.entries.rows.ratio, self._room)
+        if self.kind == "heavy":
+            chosen = seen
         if self.indexer is not None and self.keys is not None:
             self.keys.make(x, step, self._rotation)
             chosen = self.indexer(x, latent_q, step, picked).entries
@@ -179,6 +179,11 @@ class DeepseekV4(Model):
         self._layers = tuple(
             V4Layer(config, build, self._caches, layer, rotations[kind != "window"])
             for layer, kind in enumerate(config.kinds)
+        )
+        self._heavy_entries = (
+            entry_room(build, config.ratios["heavy"], build.max_model_len)
+            if "heavy" in config.kinds
+            else 0
         )
         self._head_mix = HeadMix(build, c.mixing)
         self._reader = StreamReader(build)
@@ -239,9 +244,16 @@ class DeepseekV4(Model):
         """The streams after the last layer as one, before the final norm: [tokens, width]."""
         x = self._embedding(step.token_ids)
         x = x.unsqueeze(1).expand(-1, self.config.shared.mixing.count, -1).contiguous()
+        seen = self._seen(step)
         for layer in self._layers:
-            x = layer(x, step)
+            x = layer(x, step, seen)
         return self._reader(x, self._head_mix(x))
+
+    def _seen(self, step: StepInputs) -> Tensor:
+        """The entries of heavy layers that each token sees, the same in all of them; of width 0 without any."""
+        if not self._heavy_entries:
+            return nothing_picked(step).entries
+        return _all_entries(step, self.config.ratios["heavy"], self._heavy_entries)
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Vocabulary scores of some hidden rows: [rows, width] to [rows, vocab], float32."""
