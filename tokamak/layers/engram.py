@@ -12,7 +12,8 @@ from tokamak.core.context import StepContext, current
 from tokamak.graphs.region import eager_region
 from tokamak.layers.build import Build
 from tokamak.layers.linear import Linear
-from tokamak.layers.plain import Plain, around_one
+from tokamak.layers.plain import Product, around_one
+from tokamak.layers.rows import fill_padding
 from tokamak.layers.table import Table
 from tokamak.ops.engram import engram_gate, engram_rows
 
@@ -67,8 +68,7 @@ class Engram:
         rows = sum(map(sum, primes))
         self.table = Table(build, rows, head_dim)
         self.key_value = Linear(build, columns * head_dim, ((streams + 1) * width,))
-        self.q_weight = Plain(build, (streams, width), draw=around_one)
-        self.k_weight = Plain(build, (streams, width), draw=around_one)
+        self.weights = Product(build, (streams, width), draw=around_one)
         self._primes = torch.tensor(primes, dtype=torch.int64, device=build.device)
         self._multipliers = torch.tensor(multipliers, dtype=torch.int64, device=build.device)
         self._columns, self._head_dim = columns, head_dim
@@ -106,8 +106,7 @@ class Engram:
         keys, values = self.key_value(found).split(
             [self._streams * self._width, self._width], dim=-1
         )
-        weight = self.q_weight.values * self.k_weight.values
-        return self._gate(streams, keys, values, weight, self._eps)
+        return self._gate(streams, keys, values, self.weights.values, self._eps)
 
     def find(self, rows: Tensor, values: Tensor, context: StepContext) -> None:
         """The body of the fetch; rows of padding ask for row 0."""
@@ -129,7 +128,7 @@ class Engram:
                     self._primes,
                     rows[half.tokens],
                 )
-            rows[context.attn.tokens :].fill_(0)
+            fill_padding(context, 0, rows)
             self.table.read(rows.view(-1), values.view(-1, self._head_dim))
 
 

@@ -57,6 +57,26 @@ class Plain:
         return [DenseWeight(self._draw(self._shape, generator))]
 
 
+class Product(Plain):
+    """Two checkpoint tensors of one shape, kept as their product number by number: nothing reads one alone."""
+
+    @property
+    def part_shapes(self) -> tuple[tuple[int, ...], ...]:
+        """Its shape, twice."""
+        return (self._shape, self._shape)
+
+    def load(self, parts: Sequence[Weight]) -> None:
+        """Take both parts; they are multiplied in the dtype it was made with."""
+        shapes = tuple(part.shape for part in parts)
+        assert shapes == self.part_shapes, f"parameters of {shapes} for {self.part_shapes}"
+        first, second = (part.dense(self._dtype) for part in parts)
+        self._values = (first * second).to(self._device).contiguous()
+
+    def draw(self, generator: torch.Generator) -> list[Weight]:
+        """Two random parts of the scale it was made with."""
+        return [DenseWeight(self._draw(shape, generator)) for shape in self.part_shapes]
+
+
 def around_one(shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
     """Numbers near 1."""
     return 1 + 0.1 * torch.randn(shape, generator=generator)

@@ -18,6 +18,12 @@ def cut(half: AttnHalf, *tensors: Tensor) -> tuple[Tensor, ...]:
 
 def hand_back(context: StepContext, out: Tensor) -> None:
     """Fill the rows no half has written, so that what later segments read is finite. out: [running tokens, ...]."""
-    real = context.attn.tokens
-    if real < out.shape[0]:
-        out[real:].fill_(context.pad_value)
+    fill_padding(context, context.pad_value, out)
+
+
+def fill_padding(context: StepContext, value: float, *tensors: Tensor) -> None:
+    """Fill the rows that are padding; nothing is launched where there are none. tensors: [running tokens, ...]."""
+    for tensor in tensors:
+        padding = tensor[context.attn.tokens :]
+        if padding.numel():
+            padding.fill_(value)

@@ -25,7 +25,7 @@ class IndexRows:
     """
 
     q: Tensor  # [rows, heads, dim]
-    weights: Tensor  # [rows, heads]          float32, may be negative
+    weights: Tensor  # [rows, heads]          may be negative
     positions: Tensor  # [rows]                 int32
     query_starts: Tensor  # [requests + 1]         int32, the first row of each request
     q_width: int
@@ -39,7 +39,7 @@ class IndexRows:
     def of_half(
         cls, half: AttnHalf, q: Tensor, weights: Tensor, keys: CacheRows, context: StepContext
     ) -> IndexRows:
-        """The rows of a half. q: [tokens, heads, dim]; weights: [tokens, heads] float32."""
+        """The rows of a half. q: [tokens, heads, dim]; weights: [tokens, heads]."""
         alone = bool(half.q_width) and len(context.attn.halves) == 1
         rows, shares, positions = cut(half, q, weights, context.inputs.positions)
         return cls(

@@ -22,7 +22,7 @@ from tokamak.layers.grouped import GroupedLinear
 from tokamak.layers.linear import Linear
 from tokamak.layers.norm import RMSNorm
 from tokamak.layers.plain import Plain
-from tokamak.layers.rows import cut, hand_back
+from tokamak.layers.rows import cut, fill_padding, hand_back
 from tokamak.ops.norm import rms_norm
 from tokamak.ops.sparse_attention import sparse_attention
 
@@ -39,7 +39,7 @@ def select_entries_region(
 ) -> None:
     """Choose entries with the indexer of that number.
 
-    q: [tokens, heads, dim]; weights: [tokens, heads] float32. within, blocks: int32 [tokens, candidates], of width 0
+    q: [tokens, heads, dim]; weights: [tokens, heads]. within, blocks: int32 [tokens, candidates], of width 0
     for none; chosen: int32 [tokens, most].
     """
     context = current()
@@ -102,7 +102,6 @@ class Indexer:
         self.head_weights = Linear(build, width, (heads,))
         self._heads, self._head_dim, self._most = heads, head_dim, most
         self._keys, self._rotation, self._round = keys, rotation, round_q
-        self._scale = head_dim**-0.5 * heads**-0.5
         self._block_entries = block_entries
         self._candidates = candidates if makes_candidates else 0
         self._keeps_to_candidates = keeps_to_candidates
@@ -114,7 +113,8 @@ class Indexer:
         tokens = x.shape[0]
         q = self.q_up(latent_q).view(tokens, self._heads, self._head_dim)
         q = self._round(self._rotation(q, step.positions))
-        weights = self.head_weights(x).float() * self._scale
+        # Scores are compared and nothing else: a factor of all of them, as their definition has, changes no list.
+        weights = self.head_weights(x)
         within = before.blocks if self._keeps_to_candidates else before.blocks[:, :0]
         chosen = step.positions.new_empty((tokens, self._most))
         blocks = step.positions.new_empty((tokens, self._candidates))
@@ -141,8 +141,7 @@ class Indexer:
                 within=allowed if allowed.shape[1] else None,
                 block_entries=self._block_entries,
             )
-        for lists in (chosen, blocks):
-            lists[context.attn.tokens :].fill_(NONE)
+        fill_padding(context, NONE, chosen, blocks)
 
 
 class SparseAttention:

@@ -123,8 +123,7 @@ def engram_weights(engram: Engram, at: str) -> Weights:
     return {
         f"{of}.table": (engram.table, (f"{of}.embed.weight",)),
         f"{of}.key_value": (engram.key_value, (f"{of}.wkv.weight",)),
-        f"{of}.q_weight": (engram.q_weight, (f"{of}.q_weight",)),
-        f"{of}.k_weight": (engram.k_weight, (f"{of}.k_weight",)),
+        f"{of}.weights": (engram.weights, (f"{of}.q_weight", f"{of}.k_weight")),
     }
 
 

@@ -39,7 +39,7 @@ def select_entries(
     An entry's score is the sum over heads of weight * relu(q · key). A row at position t sees the first
     (t + 1) // ratio entries of its request. If these are no more than a list holds, all are listed, whatever they score.
 
-    q: [tokens, heads, dim]; weights: [tokens, heads] float32, which may be negative. keys: [blocks, 1, block_rows,
+    q: [tokens, heads, dim]; weights: [tokens, heads], which may be negative. keys: [blocks, 1, block_rows,
     dim], an entry a row. block_table: [requests, blocks] int32, no wider than needed. positions: [tokens] int32.
     query_starts: [requests + 1] int32; q_width: rows of every request, or 0 where they differ.
     within: int32 [tokens, candidates], numbers of blocks of `block_entries` entries, -1 behind the last: no entry
