@@ -238,6 +238,7 @@ def test_groups_hold_every_pair_once_under_its_expert_in_tiles_that_start_where_
     pairs, tile
 ):
     from tokamak.ops.moe_experts.triton_pairs import _group_kernel
+    from tokamak.ops.triton_order import IN_ORDER
 
     experts = 12
     ids = torch.randint(0, experts, (pairs,), generator=torch.Generator().manual_seed(pairs))
@@ -247,7 +248,9 @@ def test_groups_hold_every_pair_once_under_its_expert_in_tiles_that_start_where_
     order = torch.full((pairs,), -7, dtype=torch.int32, device=DEVICE)
     table = torch.full((slots, 3), -7, dtype=torch.int32, device=DEVICE)
 
-    _group_kernel[(experts,)](ids, order, table, pairs, PAIRS=64, TILE_PAIRS=tile, SLOTS=4)
+    _group_kernel[(experts,)](
+        ids, order, table, pairs, PAIRS=64, TILE_PAIRS=tile, SLOTS=4, **IN_ORDER
+    )
 
     assert torch.equal(order.cpu().long(), ids.cpu().sort(stable=True).indices)
     covered = []

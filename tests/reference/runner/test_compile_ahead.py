@@ -98,7 +98,9 @@ def test_streams_memories_and_packed_experts_of_a_model_are_found(tmp_path):
 
     assert {"_project_kernel", "_mix_kernel", "_collapse_kernel", "_expand_kernel"} <= set(found)
     assert {"_rows_kernel", "_values_kernel", "_gate_kernel"} <= set(found)
-    assert {"_route_rooted_kernel", "_few_gate_up_kernel", "_few_down_kernel"} <= set(found)
+    assert {
+        "_route_rooted_kernel", "_grouped_gate_up_kernel", "_grouped_down_kernel"
+    } <= set(found)  # fmt: skip
 
 
 def test_kernels_lie_compiled_in_the_cache_when_the_wait_is_over(tmp_path, monkeypatch):

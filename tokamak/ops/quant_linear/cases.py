@@ -19,6 +19,7 @@ SHAPES = (
     (96, 320, PER_ROW),
     (64, 128, SMALL),
     (72, 96, SMALL),
+    (40, 32, SMALL),
 )
 """Features, columns, rows and columns of a block."""
 

@@ -21,7 +21,7 @@ def triton_scaled_linear(
     rows, columns = x.shape
     group = group_of(blocks, columns)
     assert group is not None, f"no kernel takes a weight of {columns} columns in blocks of {blocks}"
-    if rows > 1 and triton_words.takes(codes, blocks):
+    if rows > 1 and triton_words.takes(columns, blocks, group):
         out = torch.empty((rows, codes.shape[0]), dtype=out_dtype, device=x.device)
         triton_words.multiply_words(x, codes, scales, blocks, group, out)
         return out

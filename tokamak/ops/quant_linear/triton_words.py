@@ -151,12 +151,9 @@ def _words_kernel(
     tl.store(out_ptrs, out.to(out_ptr.dtype.element_ty), mask=stored)
 
 
-def takes(codes: Tensor, blocks: ScaleBlocks) -> bool:
-    """Whether the kernel multiplies a weight: scales are powers of two, of whole groups of columns."""
-    columns = codes.shape[1]
-    return (
-        blocks.power_of_two and columns % min(blocks.columns, 128) == 0 and blocks.columns % 32 == 0
-    )
+def takes(columns: int, blocks: ScaleBlocks, group: int) -> bool:
+    """Whether the kernel multiplies a weight: scales are powers of two, and groups of columns are whole."""
+    return blocks.power_of_two and columns % group == 0 and blocks.columns % GROUP.value == 0
 
 
 def tile_for(rows: int, features: int, columns: int) -> WordsTile:

@@ -25,7 +25,7 @@ from tokamak.ops.rope.triton_stored import stored
 
 VARYING = ("window", "table_blocks", "asked_blocks")
 """Arguments whose numbers make no kernel of their own; of the next, whose alignment makes none."""
-SLICED = ("table_ptr", "lengths_ptr", "positions_ptr", "slots_ptr")
+SLICED = ("table_ptr", "lengths_ptr", "positions_ptr", "slots_ptr", "arrived_ptr")
 
 
 @triton.jit
