@@ -59,6 +59,7 @@ class EngineLoop:
         self._core = core
         self._channel = channel
         self._unfinished: set[str] = set()
+        self._settled = False
         self._spoke_s = 0.0
         self._reported_s = float("-inf")
 
@@ -71,6 +72,7 @@ class EngineLoop:
             else:
                 self._tell([])
                 if not self._core.work_ahead():
+                    self._settle()
                     self._channel.wait(HEARTBEAT_S)
         self._tell(
             [
@@ -78,6 +80,12 @@ class EngineLoop:
                 for request_id in self._unfinished
             ]
         )
+
+    def _settle(self) -> None:
+        """The first time that nothing is left to do, what was made since the start stays, too."""
+        if not self._settled:
+            self._settled = True
+            _settle_garbage()
 
     def _take_messages(self) -> None:
         for message in self._channel.receive():
@@ -190,7 +198,7 @@ def _end_on_sigterm(loop: EngineLoop) -> None:
 
 
 def _settle_garbage() -> None:
-    """What is loaded stays: keep the collector from walking it again and again while serving."""
+    """What is loaded and recorded stays: keep the collector from walking it again and again while serving."""
     gc.collect()
     gc.freeze()
 
