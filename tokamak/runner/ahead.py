@@ -170,6 +170,6 @@ def _triton_cache() -> Path:
 def _source_digest() -> str:
     """A digest of every file that holds kernels."""
     digest = hashlib.sha256()
-    for path in sorted(Path(ops.__path__[0]).glob("*/triton*.py")):
+    for path in sorted(Path(ops.__path__[0]).rglob("triton*.py")):
         digest.update(path.read_bytes())
     return digest.hexdigest()
