@@ -97,11 +97,11 @@ def moe_route_rooted(scores, bias, chosen, scale):
     return found, weights / (weights.sum(axis=1, keepdims=True) + 1e-20) * scale
 
 
-def rotate_pairs(x, positions, cos_sin, backwards):
+def rotate_pairs(x, positions, cos_sin, backwards, ratio=1):
     out = wide(x).copy()
     half = cos_sin.shape[1] // 2
     for token, heads in enumerate(out):
-        angles = wide(cos_sin)[int(positions[token])]
+        angles = wide(cos_sin)[int(positions[token]) // ratio * ratio]
         for head in heads:
             for pair in range(half):
                 at = len(head) - 2 * half + 2 * pair

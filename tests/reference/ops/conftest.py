@@ -3,6 +3,7 @@
 import pytest
 
 from tokamak.ops.registry import OPS
+from tokamak.ops.triton_launches import _NoDevice
 
 TARGETS = {"nvidia": ("cuda", 90, 32), "amd": ("hip", "gfx942", 64)}
 
@@ -12,11 +13,20 @@ def compile_for(monkeypatch):
     """Calls an op with launches replaced; returns the kernels, by name and what they are compiled for."""
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource, compile, make_backend
+    from triton.runtime import driver
     from triton.runtime.jit import JITFunction, create_function_from_signature
+
+    from tokamak.ops.triton_order import asking_on, order_on
+
+    def forget():
+        for choose in (order_on, asking_on):
+            choose.cache_clear()
 
     def run(vendor, op_name, every_arguments):
         target, kernels = GPUTarget(*TARGETS[vendor]), {}
         backend = make_backend(target)
+        monkeypatch.setattr(driver, "_active", _NoDevice(target))
+        forget()
 
         def compile_instead(self, *args, grid, warmup, **kwargs):
             bind = create_function_from_signature(self.signature, self.params, backend)
@@ -35,4 +45,5 @@ def compile_for(monkeypatch):
             call(*arguments)
         return kernels
 
-    return run
+    yield run
+    forget()
