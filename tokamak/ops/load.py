@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import sys
+from operator import itemgetter
 
 from tokamak.ops import (
     activation,
@@ -110,3 +112,18 @@ def load_backends() -> None:
         if importlib.util.find_spec(library) is not None:
             for module in modules:
                 importlib.import_module(module)
+    if importlib.util.find_spec("triton") is not None:
+        _key_kernels()
+
+
+def _key_kernels() -> None:
+    """Give Triton's kernels the keys of its cache in one order.
+
+    A key counts what functions read that the kernel calls, but only of those that have keys already. A process that
+    launched kernels in another order would not find what this one compiled.
+    """
+    kind = importlib.import_module("triton.runtime.jit").JITFunction
+    for module in sorted(name for name in sys.modules if name.startswith("tokamak.ops.")):
+        for _, each in sorted(vars(sys.modules[module]).items(), key=itemgetter(0)):
+            if isinstance(each, kind):
+                _ = each.cache_key

@@ -118,3 +118,30 @@ def test_kernels_lie_compiled_in_the_cache_when_the_wait_is_over(tmp_path, monke
     assert {*found} <= names
     assert not ahead.is_needed(config)
     assert int(ahead.mark_path(config).read_text()) == found.total()
+
+
+KEYS = """
+import sys
+from tokamak.ops.load import load_backends
+load_backends()
+from tokamak.ops.moe_experts import triton_few, triton_grouped
+from tokamak.ops.rotate_cache_attend import triton_kernel
+kernels = [
+    triton_few._few_down_kernel, triton_few._few_gate_up_kernel, triton_grouped._grouped_down_kernel,
+    triton_kernel._rotate_cache_attend_kernel,
+]
+found = {kernel.fn.__name__: kernel.cache_key for kernel in kernels[:: int(sys.argv[1])]}
+print(sorted(found.items()))
+"""
+
+
+def test_keys_of_compiled_kernels_are_the_same_whichever_is_launched_first():
+    forwards, backwards = (
+        subprocess.run(
+            [sys.executable, "-c", KEYS, step], capture_output=True, text=True, check=True
+        ).stdout
+        for step in ("1", "-1")
+    )
+
+    assert "_few_down_kernel" in forwards
+    assert forwards == backwards
