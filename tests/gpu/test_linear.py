@@ -25,6 +25,8 @@ from tokamak.ops.linear.few_rows_cases import (
 )
 from tokamak.ops.linear.tile import Tile
 from tokamak.ops.load import load_backends
+from tokamak.ops.quant_linear import ScaleBlocks, scaled_linear
+from tokamak.ops.quant_linear.cases import TOLERANCE, scaled_numbers
 
 HAS_GPU = torch.cuda.is_available()
 pytestmark = [
@@ -156,3 +158,23 @@ def test_a_recording_of_a_layer_holds_for_other_rows(rows):
     graph.replay()
 
     assert torch.equal(recorded, expected)
+
+
+@pytest.mark.parametrize("rows", [4, 80])
+def test_scales_far_from_one_are_exact_and_no_number_becomes_one(rows):
+    # Only on a device two numbers are widened at a time, by factors of a range of their own.
+    blocks, generator = ScaleBlocks(32, 32, power_of_two=True), torch.Generator().manual_seed(0)
+    codes, _ = scaled_numbers((256, 256), blocks, generator)
+    x = torch.randn((rows, 256), generator=generator).bfloat16()
+    powers = torch.tensor([-53.0, -40, -10, 0, 20, 60, 71, torch.nan]).exp2()
+    given = x, codes, powers[:, None].expand(8, 8).contiguous()
+    expected = scaled_linear.reference(*given, blocks, torch.float32)
+
+    moved = [each.cuda() for each in given]
+    found = backend(scaled_linear, "triton")(*moved, blocks, torch.float32).cpu()
+
+    each = powers.repeat_interleave(32)
+    gaps, sizes = ((found - expected) / each)[:, :-32], (expected / each)[:, :-32]
+    assert gaps.abs().max() <= TOLERANCE * sizes.abs().max()
+    assert expected[:, -32:].isnan().all()
+    assert not found[:, -32:].isfinite().any()

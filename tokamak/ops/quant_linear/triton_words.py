@@ -65,7 +65,7 @@ def _load_words(words_ptr, scale_ptrs, features, start, COLUMNS: tl.constexpr, I
     """Numbers [features, INPUTS] of a weight from column `start` on, columns as `column_at` says.
 
     They are exact in bfloat16. PAIRED: they are bfloat16, PAIRED_UNIT times too small, and exact where scales are from
-    2^-53 to 2^71.
+    2^-53 to 2^71; smaller ones lose bits, larger ones and no numbers are infinite.
     """
     WORDS: tl.constexpr = INPUTS // 4
     GROUPS: tl.constexpr = INPUTS // GROUP
@@ -79,7 +79,8 @@ def _load_words(words_ptr, scale_ptrs, features, start, COLUMNS: tl.constexpr, I
         scales = tl.load(factor_ptrs, mask=(groups < COLUMNS // GROUP)[None, :], other=1.0)
     factors = scales
     if PAIRED:
-        factors = ((scales.to(tl.int32, bitcast=True) >> 16) + (56 << 7)) * 0x10001
+        bits = tl.minimum(scales.to(tl.int32, bitcast=True), 199 << 23)
+        factors = ((bits >> 16) + (56 << 7)) * 0x10001
     factors = tl.broadcast_to(factors[:, :, None], [features.shape[0], GROUPS, 8])
     factors = tl.reshape(factors, [features.shape[0], WORDS])
     low0, high0 = low_high(_half(codes, 0), factors, SMALLER, PAIRED)
@@ -157,7 +158,10 @@ def takes(columns: int, blocks: ScaleBlocks, group: int) -> bool:
 
 
 def tile_for(rows: int, features: int, columns: int) -> WordsTile:
-    """The tile of a weight, by rows: measured on an H200 with 4 and with 8192 of DeepSeek V4.1's."""
+    """The tile of a weight, by rows: measured on an H200 with 4 and with 8192 of DeepSeek V4.1's.
+
+    `benchmarks/ops/gpu_quant_linear.py --model v41 --tune` measures others beside it.
+    """
     if rows > 64:
         return WordsTile(128 if rows <= 128 else 256, 64, 64, 4, 3)
     tiles, steps = triton.cdiv(features, 64), triton.cdiv(columns, 128)
@@ -189,7 +193,8 @@ def multiply_words(
         rounded, codes.view(torch.int32), scales, found, rows, features,
         COLUMNS=columns, BLOCK_ROWS=blocks.rows, BLOCK_COLUMNS=min(blocks.columns, columns),
         ROWS=tile.rows, FEATURES=tile.features, INPUTS=tile.inputs, SPLITS=tile.splits, TOGETHER=TOGETHER,
-        PAIRED=multiplies_pairs(rounded),         num_warps=tile.warps, num_stages=tile.stages, **asking_on(rounded.device.type),
+        PAIRED=multiplies_pairs(rounded), num_warps=tile.warps, num_stages=tile.stages,
+        **asking_on(rounded.device.type),
     )  # fmt: skip
     if tile.splits > 1:
         add_parts(found, out)
