@@ -135,6 +135,11 @@ class GraphConfig:
     poison_pads: bool
     """Fill what pad rows read with NaN in eager steps, so that a row which reads them shows."""
 
+    @property
+    def records_all(self) -> bool:
+        """Whether every bucket is recorded, asked for or not: before serving, or from then on."""
+        return self.when in ("startup", "serving")
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerConfig:

@@ -35,22 +35,18 @@ def order_on(device_type: str) -> Mapping[str, object]:
 
     On Hopper they begin while that one ends; on others, and interpreted on a CPU, in order.
     """
-    if device_type == "cpu":
+    if device_type == "cpu" or not _is_hopper():
         return IN_ORDER
-    return (
-        importlib.import_module("tokamak.ops.triton_overlap").OVERLAPPED
-        if _is_hopper()
-        else IN_ORDER
-    )
+    return importlib.import_module("tokamak.ops.triton_overlap").OVERLAPPED
 
 
 @lru_cache
 def asking_on(device_type: str) -> Mapping[str, object]:
     """The same for kernels that ask the second cache for weights, which nothing writes, before they wait."""
-    ask = ask_nothing
-    if device_type != "cpu" and _is_hopper():
-        ask = importlib.import_module("tokamak.ops.triton_overlap").ask
-    return {**order_on(device_type), "ASK": ask}
+    order = order_on(device_type)
+    if order is IN_ORDER:
+        return {**order, "ASK": ask_nothing}
+    return {**order, "ASK": importlib.import_module("tokamak.ops.triton_overlap").ask}
 
 
 def _is_hopper() -> bool:

@@ -228,9 +228,7 @@ def _with_measured_cost(planned: Planned, sampler: Sampler, exchange: Exchange) 
     Recording is collective, so a rank whose cost is saved measures beside one that has none.
     """
     start = planned.start
-    if start.config.graphs.when not in ("startup", "serving") or exchange.vote(
-        start.cost.source == "saved"
-    ):
+    if not start.config.graphs.records_all or exchange.vote(start.cost.source == "saved"):
         return start
     cost = measure_cost(start, planned.build, planned.model, sampler=sampler, exchange=exchange)
     if cost is None:

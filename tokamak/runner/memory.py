@@ -111,7 +111,7 @@ def records_choice(graphs: GraphConfig) -> bool:
 
     On a CPU it is no faster recorded; a start that records everything does it there for its tests' sake.
     """
-    return graphs.backend == "cuda" or graphs.when in ("startup", "serving")
+    return graphs.backend == "cuda" or graphs.records_all
 
 
 def ladders(config: EngineConfig, *, q_width: int = 1) -> tuple[Ladder, Ladder]:

@@ -189,9 +189,7 @@ def multiply_few(
             LANE=LANE_COLUMNS, num_warps=tile.warps,
         )  # fmt: skip
         return
-    found = out
-    if tile.splits > 1:
-        found = torch.empty((tile.splits, rows, features), dtype=torch.float32, device=out.device)
+    found = parts_of(out, tile.splits)
     _few_rows_kernel[grid](
         x, row_scales, codes, scales, found, rows, features,
         COLUMNS=columns, BLOCK_ROWS=blocks.rows, BLOCK_COLUMNS=block_columns, GROUP=group,
@@ -200,6 +198,16 @@ def multiply_few(
     )  # fmt: skip
     if tile.splits > 1:
         add_parts(found, out)
+
+
+def parts_of(out: Tensor, splits: int) -> Tensor:
+    """Where programs that share the columns out `splits` ways leave what they find: float32 [splits, rows, features].
+
+    It is `out` itself where none do.
+    """
+    if splits == 1:
+        return out
+    return torch.empty((splits, *out.shape), dtype=torch.float32, device=out.device)
 
 
 def add_parts(parts: Tensor, out: Tensor) -> None:

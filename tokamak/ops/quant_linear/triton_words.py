@@ -16,7 +16,7 @@ import triton.language as tl
 from torch import Tensor
 
 from tokamak.ops.quant_linear.reference import ScaleBlocks
-from tokamak.ops.quant_linear.triton_few import add_parts
+from tokamak.ops.quant_linear.triton_few import add_parts, parts_of
 from tokamak.ops.quant_linear.triton_scales import scale_rows
 from tokamak.ops.quantize.triton import fake_fp8_in_order
 from tokamak.ops.triton_order import asking_on
@@ -185,9 +185,7 @@ def multiply_words(
     wide = x.float() if x.dtype == torch.float16 else x
     rounded = fake_fp8_in_order(wide, group, A_WORD).to(torch.bfloat16)
     tile = tile or tile_for(rows, features, columns)
-    found = out
-    if tile.splits > 1:
-        found = torch.empty((tile.splits, rows, features), dtype=torch.float32, device=out.device)
+    found = parts_of(out, tile.splits)
     grid = (triton.cdiv(rows, tile.rows) * triton.cdiv(features, tile.features), tile.splits)
     _words_kernel[grid](
         rounded, codes.view(torch.int32), scales, found, rows, features,
