@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-import threading
+from functools import partial
 
 import httpx
 import pytest
@@ -166,17 +166,12 @@ def test_an_unexpected_exception_is_a_500_with_a_body_and_a_log_line(caplog):
 def test_many_clients_at_once_all_get_their_own_answer(server):
     prompts = [chr(97 + at) * (at + 1) for at in range(16)]
     alone = [server.complete(p, max_tokens=12, temperature=0).json()["choices"] for p in prompts]
-    together: dict[int, object] = {}
 
-    def ask(at: int) -> None:
-        body = {"prompt": prompts[at], "max_tokens": 12, "temperature": 0}
+    def ask(prompt):
+        body = {"prompt": prompt, "max_tokens": 12, "temperature": 0}
         answer = httpx.post(server.url + "/v1/completions", json=body, timeout=20)
-        together[at] = answer.json()["choices"]
+        return answer.json()["choices"]
 
-    threads = [threading.Thread(target=ask, args=(at,)) for at in range(16)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    together = [server.beside(partial(ask, prompt)) for prompt in prompts]
 
-    assert [together[at] for at in range(16)] == alone
+    assert [answer.result() for answer in together] == alone

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import threading
 import time
 
 import pytest
@@ -287,28 +286,25 @@ def test_an_unknown_route_or_method_has_an_error_body(server, method, path, stat
 def test_bad_requests_do_not_disturb_a_running_stream():
     with serving(token_s=0.005) as server:
         alone = server.complete("story", max_tokens=200, temperature=0).json()["choices"][0]["text"]
-        got = []
 
-        def read() -> None:
+        def read():
             with server.http.stream(
                 "POST",
                 "/v1/completions",
                 json={"prompt": "story", "max_tokens": 200, "temperature": 0, "stream": True},
             ) as answer:
                 answer.read()
-                got.extend(stream_events(answer))
+                return stream_events(answer)
 
-        reader = threading.Thread(target=read)
-        reader.start()
+        got = server.beside(read)
         statuses = [
             server.chat(logit_bias={"99999": 5}).status_code,
             server.complete([99999]).status_code,
             server.chat(response_format=schema({"type": "objekt"})).status_code,
         ]
-        reader.join(20)
 
         assert statuses == [400, 400, 400]
-        assert "".join(event["choices"][0]["text"] for event in got) == alone
+        assert "".join(event["choices"][0]["text"] for event in got.result(20)) == alone
 
 
 def test_a_good_schema_after_bad_ones_reaches_the_engine(server):

@@ -77,43 +77,33 @@ def test_a_server_whose_engine_cannot_load_says_why():
 
 def test_a_draining_server_is_alive_but_not_ready_and_finishes_what_it_has():
     with serving(token_s=0.01) as server:
-        answers = []
-        running = threading.Thread(target=lambda: answers.append(server.chat(max_tokens=60)))
-        running.start()
+        running = server.beside(lambda: server.chat(max_tokens=60))
         eventually(lambda: server.engine.core.stats().running_requests == 1)
 
-        drained = []
-        draining = threading.Thread(
-            target=lambda: drained.append(server.call(lambda: server.engine.drain(5)))
-        )
-        draining.start()
+        drained = server.beside(lambda: server.call(lambda: server.engine.drain(5)))
         eventually(lambda: server.engine.health().draining)
         during = statuses(server)
         refused = server.chat()
-        running.join()
-        draining.join()
 
     assert during == {"live": 200, "ready": 503, "progress": 200}
     assert refused.status_code == 503
     assert int(refused.headers["retry-after"]) >= 1
-    assert answers[0].json()["usage"]["completion_tokens"] == 60
-    assert drained == [True]
+    assert running.result().json()["usage"]["completion_tokens"] == 60
+    assert drained.result() is True
 
 
 def test_a_dead_engine_fails_every_probe_and_request():
     with serving(token_s=0.01) as server:
-        answers = []
-        running = threading.Thread(target=lambda: answers.append(server.chat(max_tokens=500)))
-        running.start()
+        running = server.beside(lambda: server.chat(max_tokens=500))
         eventually(lambda: server.engine.core.stats().running_requests == 1)
 
         server.call_soon(lambda: server.engine.die("the engine process ended with exit code -9"))
-        running.join()
+        answer = running.result()
         after = statuses(server)
         reason = server.http.get("/health/live").json()["reason"]
         chat = server.chat()
 
-    assert answers[0].status_code == 503
+    assert answer.status_code == 503
     assert after == {"live": 503, "ready": 503, "progress": 503}
     assert "exit code -9" in reason
     assert chat.status_code == 503
@@ -122,7 +112,7 @@ def test_a_dead_engine_fails_every_probe_and_request():
 def test_work_without_tokens_is_no_progress(monkeypatch):
     monkeypatch.setattr(health, "LONGEST_TOKEN_AGE_S", 0.05)
     with serving(token_s=1.0) as server:
-        threading.Thread(target=lambda: server.chat(max_tokens=2), daemon=True).start()
+        server.beside(lambda: server.chat(max_tokens=2))
         bodies = []
 
         def stuck() -> bool:
@@ -141,7 +131,7 @@ def test_work_without_tokens_is_no_progress(monkeypatch):
 def test_a_silent_loop_is_not_alive(monkeypatch):
     monkeypatch.setattr(health, "LONGEST_LOOP_AGE_S", 0.05)
     with serving(token_s=0.5) as server:
-        threading.Thread(target=lambda: server.chat(max_tokens=2), daemon=True).start()
+        server.beside(lambda: server.chat(max_tokens=2))
         bodies = []
 
         def dead() -> bool:
@@ -378,11 +368,11 @@ def test_the_prefix_cache_is_reset_on_request(server):
 
 
 def test_a_slow_step_does_not_block_the_probes():
-    with serving(core=ScriptedCore(step_tokens=1), token_s=0.2) as server:
-        threading.Thread(target=lambda: server.chat(max_tokens=3), daemon=True).start()
+    with serving(core=ScriptedCore(step_tokens=1), token_s=1.0) as server:
+        server.beside(lambda: server.chat(max_tokens=2))
         eventually(lambda: server.engine.core.stats().running_requests == 1)
 
-        assert server.http.get("/health/live", timeout=0.15).status_code == 200
+        assert server.http.get("/health/live", timeout=0.9).status_code == 200
 
 
 def test_the_server_is_made_without_torch():

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -292,22 +291,19 @@ def test_clients_that_leave_give_everything_back_within_a_second(tiny):
 def test_a_running_stream_is_not_disturbed_by_bad_requests(tiny):
     body = {"prompt": "Hello", "max_tokens": 200, "temperature": 0, "ignore_eos": True}
     alone = tiny.http.post("/v1/completions", json=body).json()["choices"][0]["text"]
-    got = []
 
-    def read() -> None:
+    def read():
         with tiny.http.stream("POST", "/v1/completions", json={**body, "stream": True}) as answer:
             answer.read()
-            got.extend(stream_events(answer))
+            return stream_events(answer)
 
-    reader = threading.Thread(target=read)
-    reader.start()
+    got = tiny.beside(read)
     statuses = {
         tiny.chat(logit_bias={"420": 5}).status_code,
         tiny.complete([320]).status_code,
         tiny.chat(response_format={"type": "json_schema"}).status_code,
         tiny.complete(ids(600, 1)).status_code,
     }
-    reader.join(60)
 
     assert statuses == {400}
-    assert "".join(event["choices"][0]["text"] for event in got) == alone
+    assert "".join(event["choices"][0]["text"] for event in got.result(60)) == alone

@@ -16,8 +16,9 @@ import socket
 import threading
 import time
 from collections.abc import Awaitable, Callable, Generator, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
 import httpx
@@ -57,6 +58,8 @@ class LiveServer:
     http: httpx.Client
     state: ServerState
     loop: asyncio.AbstractEventLoop
+    _threads: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(16))
+    _begun: list[Future[Any]] = field(default_factory=list)
 
     @property
     def engine(self) -> ScriptedEngine:
@@ -80,6 +83,18 @@ class LiveServer:
             work()
 
         asyncio.run_coroutine_threadsafe(run(), self.loop).result(10)
+
+    def beside(self, work: Callable[[], T]) -> Future[T]:
+        """Run a function on a thread of its own; the server ends after it, and fails if it did."""
+        begun = self._threads.submit(work)
+        self._begun.append(begun)
+        return begun
+
+    def end_what_runs_beside(self) -> None:
+        """Wait for every `beside`; raises the first error of one."""
+        self._threads.shutdown()
+        for begun in self._begun:
+            begun.result()
 
     def chat(self, text: str = "Hi", **fields: Any) -> httpx.Response:
         """One chat request with one user message."""
@@ -158,7 +173,11 @@ def serving_engine(connect: Connect, *, wait: bool = True, **config: Any) -> Ite
             eventually(lambda: bool(servers) and servers[0].started)
             if wait:
                 eventually(lambda: state.client is not None, within_s=50)
-            yield LiveServer(url, http, state, loops[0])
+            server = LiveServer(url, http, state, loops[0])
+            try:
+                yield server
+            finally:
+                server.end_what_runs_beside()
         finally:
             if servers:
                 servers[0].should_exit = True
