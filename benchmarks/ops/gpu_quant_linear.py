@@ -84,8 +84,7 @@ MODELS = {
     "v41": Model(
         ScaleBlocks(32, 32, power_of_two=True),
         {
-            "q_down": (1280, 5120),
-            "kv_down": (512, 5120),
+            "qkv_down": (1792, 5120),
             "q_up": (32768, 1280),
             "out": (5120, 8192),
             "gate_up": (4608, 5120),

@@ -151,7 +151,7 @@ def keys_of_rotated_latents(model: DeepseekV41, patch: pytest.MonkeyPatch) -> No
             source,
             "key_down",
             lambda latents, source=source, down=down, starts=starts: down(
-                source._rotation(latents, starts[0])
+                source._entries._rotation(latents, starts[0])
             ),
         )
 
@@ -190,19 +190,19 @@ def negative_products_kept(model: DeepseekV41, patch: pytest.MonkeyPatch) -> Non
 
 def window_not_rounded(model: DeepseekV41, patch: pytest.MonkeyPatch) -> None:
     for layer in model._layers:
-        layer.attention._round = _as_is
+        layer.attention._rows._round = _as_is
 
 
 def entries_rounded(
     model: DeepseekV41, patch: pytest.MonkeyPatch, *, by: Callable[[Tensor], Tensor]
 ) -> None:
     for source in _sources(model):
-        source._rounding = replace(source._rounding, entry=by)
+        source._entries._round = by
 
 
 def index_not_rounded(model: DeepseekV41, patch: pytest.MonkeyPatch) -> None:
     for source in _sources(model):
-        source._rounding = replace(source._rounding, key=_as_is)
+        source._keys._round = _as_is
     for indexer in _indexers(model):
         indexer._round = _as_is
 

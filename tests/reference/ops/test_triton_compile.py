@@ -20,7 +20,7 @@ VENDORS = ("nvidia", "amd")
 CODE = {"nvidia": "ptx", "amd": "amdgcn"}
 NAMES = (
     "add_residual", "add_rms_norm", "argmax_rows", "collapse_norm", "collapse_streams", "embed", "engram_gate", "engram_rows", "engram_values", "expand_streams", "fake_fp8", "fake_mxfp4", "fake_nvfp4", "fill_indptrs", "fill_step", "fill_unit_tiles",
-    "head_coefficients", "mix_coefficients", "moe_route_rooted", "moe_weigh_rooted", "rms_norm", "rotate_and_cache", "rotate_pairs", "silu_mul", "silu_mul_limited", "token_weights",
+    "head_coefficients", "mix_coefficients", "moe_route_rooted", "moe_weigh_rooted", "rms_norm", "rotate_and_cache", "rotate_pairs", "rotate_write", "silu_mul", "silu_mul_limited", "token_weights",
     "fold_groups", "grouped_linear", "select_entries", "sparse_attention", "write_records", "write_rows", "fill_walk_plan",
 )  # fmt: skip
 

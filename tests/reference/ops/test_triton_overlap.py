@@ -90,7 +90,7 @@ def test_hopper_prefers_the_kernels_that_overlap(op_name):
     "op_name",
     [
         "collapse_norm", "expand_streams", "fake_mxfp4", "grouped_linear", "mix_coefficients", "moe_route_rooted",
-        "rotate_pairs", "scaled_linear", "write_rows",
+        "rotate_pairs", "rotate_write", "scaled_linear", "write_rows",
     ],
 )  # fmt: skip
 def test_a_kernel_that_begins_early_waits_once_in_every_program(compile_for, op_name):

@@ -41,6 +41,7 @@ CASES = {
         "write_rows": "tokamak.ops.compress.cases:write_rows_cases",
         "fold_groups": "tokamak.ops.compress.cases:fold_groups_cases",
     },
+    "rotate_write": {"rotate_write": "tokamak.ops.rotate_write.cases:rotate_write_cases"},
     "records": {"write_records": "tokamak.ops.records.cases:write_records_cases"},
     "grouped_linear": {"grouped_linear": "tokamak.ops.grouped_linear.cases:grouped_linear_cases"},
     "quant_linear": {"scaled_linear": "tokamak.ops.quant_linear.cases:scaled_linear_cases"},

@@ -6,6 +6,7 @@ ended, and where a prefix of another request ended.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 
 import torch
@@ -20,8 +21,10 @@ from tokamak.layers.norm import RMSNorm
 from tokamak.layers.plain import Plain
 from tokamak.layers.rows import cut, hand_back
 from tokamak.ops.compress import fold_groups, write_rows
+from tokamak.ops.norm import rms_norm
 from tokamak.ops.records import KVFormat, write_records
 from tokamak.ops.rope import rotate_pairs
+from tokamak.ops.rotate_write import ROUNDED_AS, Rounded, rotate_write
 
 
 @eager_region("fold_groups", outs=("out",))
@@ -152,3 +155,53 @@ class Rotation:
         """
         heads = x if x.dim() == 3 else x.unsqueeze(1)
         return self._rotate(heads, positions, self.cos_sin, False, ratio).view(x.shape)
+
+
+class TurnedRows:
+    """What a layer caches of rows: normed if there is a norm, turned by position, rounded; in one kernel where there is one."""
+
+    def __init__(
+        self,
+        build: Build,
+        kept: CacheRows,
+        rotation: Rotation,
+        *,
+        norm: RMSNorm | None = None,
+        rounded: Rounded = "",
+    ) -> None:
+        self._kept, self._rotation, self._norm = kept, rotation, norm
+        self._rounded: Rounded = rounded
+        self._round = rounding(build, rounded)
+        self._rotate_write = None
+        if kept.form is None:
+            self._rotate_write = build.bind_joined(
+                rotate_write, (rms_norm, rotate_pairs, write_rows, *ROUNDED_AS.values())
+            )
+
+    def write(self, rows: Tensor, step: StepInputs) -> None:
+        """Cache rows [tokens, width] at their positions; with a ratio, those of tokens that end a group."""
+        kept, norm, positions = self._kept, self._norm, step.positions
+        if self._rotate_write is not None:
+            self._rotate_write(
+                kept.cache,
+                rows,
+                None if norm is None else norm.weight.values,
+                0.0 if norm is None else norm.eps,
+                step.rows[kept.group].write_slots,
+                positions,
+                self._rotation.cos_sin,
+                kept.ratio,
+                self._rounded,
+            )
+            return
+        rows = rows if norm is None else norm(rows)
+        kept.write(self._round(self._rotation(rows, positions, ratio=kept.ratio)), step)
+
+
+def rounding(build: Build, rounded: Rounded) -> Callable[[Tensor], Tensor]:
+    """The round trip through a narrow format; what it is given where there is none."""
+    return build.bind(ROUNDED_AS[rounded]) if rounded else _as_is
+
+
+def _as_is(x: Tensor) -> Tensor:
+    return x

@@ -6,7 +6,6 @@ requests are runs in regions: folding of groups (`compressed.py`), choosing entr
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -15,7 +14,7 @@ from torch import Tensor
 from tokamak.core.context import StepContext, current
 from tokamak.core.inputs import StepInputs
 from tokamak.graphs.region import eager_region
-from tokamak.layers.attention.compressed import CacheRows, Rotation
+from tokamak.layers.attention.compressed import CacheRows, Rotation, TurnedRows, rounding
 from tokamak.layers.attention.scorer import IndexRows, Scorer
 from tokamak.layers.build import Build
 from tokamak.layers.grouped import GroupedLinear
@@ -24,10 +23,8 @@ from tokamak.layers.norm import RMSNorm
 from tokamak.layers.plain import Plain
 from tokamak.layers.rows import cut, fill_padding, hand_back
 from tokamak.ops.norm import rms_norm
+from tokamak.ops.rotate_write import Rounded
 from tokamak.ops.sparse_attention import sparse_attention
-
-Round = Callable[[Tensor], Tensor]
-"""A round trip through a narrow number format, or nothing."""
 
 NONE = -1
 """Stands behind the last entry of a list."""
@@ -92,7 +89,7 @@ class Indexer:
         most: int,
         keys: CacheRows,
         rotation: Rotation,
-        round_q: Round,
+        rounded_q: Rounded,
         block_entries: int = 1,
         candidates: int = 0,
         makes_candidates: bool = False,
@@ -101,7 +98,7 @@ class Indexer:
         self.q_up = Linear(build, q_width, (heads * head_dim,))
         self.head_weights = Linear(build, width, (heads,))
         self._heads, self._head_dim, self._most = heads, head_dim, most
-        self._keys, self._rotation, self._round = keys, rotation, round_q
+        self._keys, self._rotation, self._round = keys, rotation, rounding(build, rounded_q)
         self._block_entries = block_entries
         self._candidates = candidates if makes_candidates else 0
         self._keeps_to_candidates = keeps_to_candidates
@@ -164,14 +161,13 @@ class SparseAttention:
         window: CacheRows,
         entries: CacheRows | None,
         rotation: Rotation,
-        round_window: Round,
+        rounded_window: Rounded,
         eps: float,
         head_norms: bool,
     ) -> None:
-        self.q_down = Linear(build, width, (q_rank,))
+        self.qkv_down = Linear(build, width, (q_rank, head_dim))
         self.q_norm = RMSNorm(build, q_rank, eps)
         self.q_up = Linear(build, q_rank, (heads * head_dim,))
-        self.kv_down = Linear(build, width, (head_dim,))
         self.kv_norm = RMSNorm(build, head_dim, eps)
         self.sink = Plain(build, (heads,))
         self.out_down = GroupedLinear(build, out_groups, heads * head_dim // out_groups, out_rank)
@@ -179,7 +175,9 @@ class SparseAttention:
         self.window, self.entries = window, entries
         self._heads, self._head_dim, self._groups = heads, head_dim, out_groups
         self._window_tokens, self._scale, self._eps = window_tokens, head_dim**-0.5, eps
-        self._rotation, self._round = rotation, round_window
+        self._latents = (q_rank, head_dim)
+        self._rotation = rotation
+        self._rows = TurnedRows(build, window, rotation, norm=self.kv_norm, rounded=rounded_window)
         self._ones = (
             torch.ones(head_dim, dtype=build.dtype, device=build.device) if head_norms else None
         )
@@ -187,14 +185,11 @@ class SparseAttention:
         self._attend = build.bind(sparse_attention, live=True)
         self._number = build.enroll(self)
 
-    def latent_queries(self, x: Tensor) -> Tensor:
-        """What queries and index queries are made of: [tokens, q_rank] of x [tokens, width]."""
-        return self.q_norm(self.q_down(x))
-
-    def cache_row(self, x: Tensor, step: StepInputs) -> None:
-        """Cache the row of every token of x [tokens, width]."""
-        rows = self._rotation(self.kv_norm(self.kv_down(x)), step.positions)
-        self.window.write(self._round(rows), step)
+    def latent_queries(self, x: Tensor, step: StepInputs) -> Tensor:
+        """Cache the row of every token of x [tokens, width]; returns what queries are made of, [tokens, q_rank]."""
+        latent_q, rows = self.qkv_down(x).split(self._latents, dim=-1)
+        self._rows.write(rows, step)
+        return self.q_norm(latent_q)
 
     def __call__(self, latent_q: Tensor, step: StepInputs, entries: Tensor) -> Tensor:
         """Attend; this step's rows are cached. latent_q: [tokens, q_rank]; entries: int32 [tokens, most].

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 
 import torch
 from torch import Tensor
@@ -12,42 +11,33 @@ from torch import Tensor
 from tokamak.cache.groups import group_sub_caches
 from tokamak.cache.sub_cache import SubCache
 from tokamak.core.inputs import StepInputs
-from tokamak.layers.attention.compressed import CacheRows, Compressor, Rotation
-from tokamak.layers.attention.sparse import Round, SparseAttention
+from tokamak.layers.attention.compressed import CacheRows, Compressor, Rotation, TurnedRows
+from tokamak.layers.attention.sparse import SparseAttention
 from tokamak.layers.build import Build
 from tokamak.layers.linear import Linear
 from tokamak.layers.norm import RMSNorm
 from tokamak.models.deepseek_v4.config import SharedConfig
 from tokamak.models.deepseek_v4.records import form_of, in_records
-from tokamak.ops.quantize import fake_fp8, fake_mxfp4, fake_nvfp4
-
-WINDOW_BLOCK = 32
-"""Numbers of a window row that share a scale."""
+from tokamak.ops.rotate_write import Rounded
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rounding:
     """The narrow formats that rows go through before they are cached or scored; nothing where a model has none."""
 
-    window: Round
-    entry: Round
-    key: Round
-    query: Round
+    window: Rounded = ""
+    entry: Rounded = ""
+    key: Rounded = ""
+    query: Rounded = ""
 
     @classmethod
-    def of_v4_1(cls, build: Build, *, on: bool, packed: bool = False) -> Rounding:
+    def of_v4_1(cls, *, on: bool, packed: bool = False) -> Rounding:
         """Window rows in 8 bits, entries and index rows in 4 bits; `packed`: caches round what they pack."""
         if not on:
-            return cls(window=_as_is, entry=_as_is, key=_as_is, query=_as_is)
-        mxfp4 = build.bind(fake_mxfp4)
+            return cls()
         if packed:
-            return cls(window=_as_is, entry=_as_is, key=_as_is, query=mxfp4)
-        window = partial(build.bind(fake_fp8), block=WINDOW_BLOCK)
-        return cls(window=window, entry=build.bind(fake_nvfp4), key=mxfp4, query=mxfp4)
-
-
-def _as_is(x: Tensor) -> Tensor:
-    return x
+            return cls(query="mxfp4")
+        return cls(window="fp8", entry="nvfp4", key="mxfp4", query="mxfp4")
 
 
 class Caches:
@@ -98,7 +88,7 @@ def make_attention(
     window: CacheRows,
     entries: CacheRows | None,
     rotation: Rotation,
-    round_window: Round,
+    rounded_window: Rounded = "",
     head_norms: bool,
 ) -> SparseAttention:
     """The attention of one layer."""
@@ -115,7 +105,7 @@ def make_attention(
         window=window,
         entries=entries,
         rotation=rotation,
-        round_window=round_window,
+        rounded_window=rounded_window,
         eps=c.norm_eps,
         head_norms=head_norms,
     )
@@ -138,16 +128,14 @@ class EntrySource:
         self.compressor = compressor
         self.key_down = Linear(build, config.head_dim, (config.index_dim,))
         self.key_norm = RMSNorm(build, config.index_dim, config.norm_eps)
-        self.entries, self.keys = entries, keys
-        self._rotation, self._rounding = rotation, rounding
+        self._keys = TurnedRows(build, keys, rotation, norm=self.key_norm, rounded=rounding.key)
+        self._entries = TurnedRows(build, entries, rotation, rounded=rounding.entry)
 
     def __call__(self, x: Tensor, step: StepInputs) -> None:
         """Cache what the tokens of this step complete. x: [tokens, width], normed."""
         latents = self.compressor(x, step)
-        turn = partial(self._rotation, positions=step.positions, ratio=self.compressor.ratio)
-        keys = turn(self.key_norm(self.key_down(latents)))
-        self.keys.write(self._rounding.key(keys), step)
-        self.entries.write(self._rounding.entry(turn(latents)), step)
+        self._keys.write(self.key_down(latents), step)
+        self._entries.write(latents, step)
 
 
 def state_dtype(build: Build) -> str:

@@ -14,7 +14,7 @@ from torch import Tensor
 from tokamak.cache.sub_cache import SubCache
 from tokamak.core.inputs import StepInputs
 from tokamak.graphs.region import Manifest
-from tokamak.layers.attention.compressed import CacheRows, Compressor, Rotation
+from tokamak.layers.attention.compressed import CacheRows, Compressor, Rotation, TurnedRows
 from tokamak.layers.attention.sparse import Indexer, nothing_picked
 from tokamak.layers.build import Build
 from tokamak.layers.embedding import Embedding, Head
@@ -34,11 +34,18 @@ class Entries:
     """Entries of one layer, or the index keys that describe them: a compressor and where its rows are kept."""
 
     def __init__(
-        self, build: Build, config: V4Config, caches: Caches, layer: int, name: str
+        self,
+        build: Build,
+        config: V4Config,
+        caches: Caches,
+        layer: int,
+        name: str,
+        rotation: Rotation,
     ) -> None:
         c, kind = config.shared, config.kinds[layer]
         overlapped = kind == "sparse"
         self.rows = caches.rows(name, layer)
+        self._turned = TurnedRows(build, self.rows, rotation)
         self.compressor = Compressor(
             build,
             width=c.width,
@@ -50,10 +57,9 @@ class Entries:
             has_bias=True,
         )
 
-    def make(self, x: Tensor, step: StepInputs, rotation: Rotation) -> None:
+    def make(self, x: Tensor, step: StepInputs) -> None:
         """Cache what the tokens of this step complete. x: [tokens, width], normed."""
-        latents = self.compressor(x, step)
-        self.rows.write(rotation(latents, step.positions, ratio=self.compressor.ratio), step)
+        self._turned.write(self.compressor(x, step), step)
 
 
 class V4Layer:
@@ -69,12 +75,11 @@ class V4Layer:
         self.keys: Entries | None = None
         self.indexer: Indexer | None = None
         rows: CacheRows | None = None
-        self._rotation = rotation
         if self.kind != "window":
-            self.entries = Entries(build, config, caches, layer, f"{self.kind}_entries")
+            self.entries = Entries(build, config, caches, layer, f"{self.kind}_entries", rotation)
             rows = self.entries.rows
         if self.kind == "sparse":
-            self.keys = Entries(build, config, caches, layer, "index_keys")
+            self.keys = Entries(build, config, caches, layer, "index_keys", rotation)
             self.indexer = Indexer(
                 build,
                 width=c.width,
@@ -84,7 +89,7 @@ class V4Layer:
                 most=entry_room(build, self.keys.rows.ratio, c.index_entries),
                 keys=self.keys.rows,
                 rotation=rotation,
-                round_q=lambda q: q,
+                rounded_q="",
             )
         self.attention = make_attention(
             build,
@@ -92,7 +97,6 @@ class V4Layer:
             window=caches.rows("window", layer),
             entries=rows,
             rotation=rotation,
-            round_window=lambda row: row,
             head_norms=True,
         )
         self.mlp_site = MixSite(build, c.mixing)
@@ -121,16 +125,15 @@ class V4Layer:
 
     def _attend(self, x: Tensor, step: StepInputs, seen: Tensor) -> Tensor:
         """x: [tokens, width], normed; returns the same shape. This step's rows and entries are cached."""
-        latent_q = self.attention.latent_queries(x)
-        self.attention.cache_row(x, step)
+        latent_q = self.attention.latent_queries(x, step)
         picked = nothing_picked(step)
         chosen = picked.entries
         if self.entries is not None:
-            self.entries.make(x, step, self._rotation)
+            self.entries.make(x, step)
         if self.kind == "heavy":
             chosen = seen
         if self.indexer is not None and self.keys is not None:
-            self.keys.make(x, step, self._rotation)
+            self.keys.make(x, step)
             chosen = self.indexer(x, latent_q, step, picked).entries
         return self.attention(latent_q, step, chosen)
 

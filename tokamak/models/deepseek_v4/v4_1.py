@@ -49,7 +49,7 @@ class V41Layer:
     ) -> None:
         c, shared = config, config.shared
         ratio = c.ratios[layer]
-        rounding = Rounding.of_v4_1(build, on=c.rounds_caches, packed=build.cache_dtype == NATIVE)
+        rounding = Rounding.of_v4_1(on=c.rounds_caches, packed=build.cache_dtype == NATIVE)
         source = c.source_of(layer, c.entry_sources)
         entries = caches.rows(f"entries_{ratio}", source) if ratio else None
         self.engram = _make_engram(config, build, layer)
@@ -61,7 +61,7 @@ class V41Layer:
             window=caches.rows(window_name(config, layer), layer),
             entries=entries,
             rotation=rotation,
-            round_window=rounding.window,
+            rounded_window=rounding.window,
             head_norms=False,
         )
         self.source: EntrySource | None = None
@@ -94,7 +94,7 @@ class V41Layer:
                 most=entry_room(build, ratio, shared.index_entries),
                 keys=caches.rows(f"index_keys_{ratio}", source),
                 rotation=rotation,
-                round_q=rounding.query,
+                rounded_q=rounding.query,
                 block_entries=c.block_entries,
                 candidates=entry_room(build, ratio * c.block_entries, c.candidate_blocks),
                 makes_candidates=chooses,
@@ -135,8 +135,7 @@ class V41Layer:
             streams = self.engram(streams)
         at = self.attention_site(streams)
         x = self._reader.normed(streams, read, self.attention_norm)
-        latent_q = self.attention.latent_queries(x)
-        self.attention.cache_row(x, step)
+        latent_q = self.attention.latent_queries(x, step)
         if self.source is not None and not has_entries:
             self.source(x, step)
         if self.indexer is not None:

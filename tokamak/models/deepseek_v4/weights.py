@@ -49,10 +49,9 @@ def _attention_weights(attention: SparseAttention, at: str) -> Weights:
     """Those of every layer's attention. at: the layer's place, such as `layers.3`."""
     a, of = attention, f"{at}.attn"
     return {
-        f"{at}.q_down": (a.q_down, (f"{of}.wq_a.weight",)),
+        f"{at}.qkv_down": (a.qkv_down, (f"{of}.wq_a.weight", f"{of}.wkv.weight")),
         f"{at}.q_norm": (a.q_norm.weight, (f"{of}.q_norm.weight",)),
         f"{at}.q_up": (a.q_up, (f"{of}.wq_b.weight",)),
-        f"{at}.kv_down": (a.kv_down, (f"{of}.wkv.weight",)),
         f"{at}.kv_norm": (a.kv_norm.weight, (f"{of}.kv_norm.weight",)),
         f"{at}.sink": (a.sink, (f"{of}.attn_sink",)),
         f"{at}.out_down": (a.out_down, (f"{of}.wo_a.weight",)),

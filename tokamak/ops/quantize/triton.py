@@ -99,6 +99,13 @@ def in_blocks(x, least, FORMAT: tl.constexpr):
 
 
 @triton.jit
+def signed_as(size, x) -> tl.tensor:
+    """Sizes, float32, with the signs of x."""
+    bits = size.to(tl.int32, bitcast=True) | (x.to(tl.int32, bitcast=True) & (~_SIZE))
+    return bits.to(tl.float32, bitcast=True)
+
+
+@triton.jit
 def column_at(place, A_WORD: tl.constexpr):
     """The column that lies at a place where rows are multiplied with words of eight 4-bit numbers, or four of 8 bits.
 
@@ -133,10 +140,8 @@ def _fake_kernel(
     read = column_at(cols, A_WORD) if A_WORD else cols
     x = tl.load(x_ptr + row * stride_x_row + read, mask=inside, other=0.0).to(tl.float32)
     rounded, scale = in_blocks(x, least, FORMAT)
-    out = (rounded * scale).to(tl.int32, bitcast=True) | (x.to(tl.int32, bitcast=True) & (~_SIZE))
-    kind = out_ptr.dtype.element_ty
     out_ptrs = out_ptr + row * blocks * BLOCK + cols
-    tl.store(out_ptrs, out.to(tl.float32, bitcast=True).to(kind), mask=inside)
+    tl.store(out_ptrs, signed_as(rounded * scale, x).to(out_ptr.dtype.element_ty), mask=inside)
 
 
 def _fake(x: Tensor, block: int, form: str, least: float, *, a_word: int = 0) -> Tensor:
