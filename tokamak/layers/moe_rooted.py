@@ -7,6 +7,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
+from tokamak.layers.beside import Beside
 from tokamak.layers.build import Build
 from tokamak.layers.linear import Linear
 from tokamak.layers.moe import StackedExperts, in_8_bits
@@ -26,7 +27,7 @@ class RootedExperts:
 
     `bias` ranks experts along with the router. Where `vocab_tokens` is given, a table says for each token id who is
     chosen, and the router only weighs. rounded: columns of a row that share a power of two where rows are rounded to
-    8 bits, which experts of 4 bits are made for.
+    8 bits, which experts of 4 bits are made for. The shared expert speaks beside the others where rows are few.
     """
 
     bias: Plain | None
@@ -68,6 +69,7 @@ class RootedExperts:
         self.gate_up, self.down = stack(width, inner), stack(inner_width, (width,))
         self.shared_gate_up = Linear(build, width, inner)
         self.shared_down = Linear(build, inner_width, (width,))
+        self._beside = Beside("shared expert")
         self._chosen, self._scale, self._limit, self._rounded = chosen, scale, limit, rounded
         self._route = build.bind(moe_route_rooted)
         self._weigh = build.bind(moe_weigh_rooted)
@@ -78,16 +80,20 @@ class RootedExperts:
 
     def __call__(self, x: Tensor, token_ids: Tensor) -> Tensor:
         """x: [tokens, width], normed; token_ids: [tokens] int32. Returns [tokens, width]."""
+        with self._beside.fork(x.shape[0]):
+            shared = self.shared_down(self._silu_mul(self.shared_gate_up(x), self._limit))
+        routed = self._routed(x, *self._choose(x, token_ids))
+        self._beside.join(x.shape[0])
+        return routed + shared
+
+    def _choose(self, x: Tensor, token_ids: Tensor) -> tuple[Tensor, Tensor]:
+        """Who is chosen for each row, int32, and with what weight, float32: both [tokens, chosen]."""
         scores = self.router(x.float())
         if self.table is None:
             assert self.bias is not None, "experts without a table have a bias"
-            ids, weights = self._route(scores, self.bias.values, self._chosen, self._scale)
-        else:
-            ids = self.table.values.index_select(0, token_ids)
-            weights = self._weigh(scores, ids, self._scale)
-        routed = self._routed(x, ids, weights)
-        shared = self.shared_down(self._silu_mul(self.shared_gate_up(x), self._limit))
-        return routed + shared
+            return self._route(scores, self.bias.values, self._chosen, self._scale)
+        ids = self.table.values.index_select(0, token_ids)
+        return ids, self._weigh(scores, ids, self._scale)
 
     def _routed(self, x: Tensor, ids: Tensor, weights: Tensor) -> Tensor:
         """What the chosen experts say, in the number format that both their matrices have."""

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from tokamak.layers.beside import Beside
 from tokamak.layers.build import Build
 from tokamak.layers.norm import RMSNorm
 from tokamak.layers.plain import Plain, around_one, fan_in
@@ -52,6 +53,7 @@ class MixSite:
         self._mixing = m
         self._coefficients = build.bind(mix_coefficients)
         self._expand = build.bind(expand_streams)
+        self._beside = Beside("coefficients")
 
     def __call__(self, streams: Tensor) -> Coefficients:
         """streams: [tokens, streams, width]."""
@@ -66,6 +68,15 @@ class MixSite:
             m.iterations,
         )
         return Coefficients(*found)
+
+    def beside(self, streams: Tensor) -> Coefficients:
+        """The same beside what follows, where rows are few: nobody may use them, or let go of the streams, before `join`."""
+        with self._beside.fork(streams.shape[0]):
+            return self(streams)
+
+    def join(self, streams: Tensor) -> None:
+        """Let what follows use what `beside` found of these streams."""
+        self._beside.join(streams.shape[0])
 
     def expand(self, y: Tensor, streams: Tensor, found: Coefficients) -> Tensor:
         """The streams behind a part that says y [tokens, width]; returns [tokens, streams, width]."""

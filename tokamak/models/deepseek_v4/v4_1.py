@@ -133,9 +133,10 @@ class V41Layer:
         """
         if self.engram is not None:
             streams = self.engram(streams)
-        at = self.attention_site(streams)
+        at = self.attention_site.beside(streams)
         x = self._reader.normed(streams, read, self.attention_norm)
         latent_q = self.attention.latent_queries(x, step)
+        self.attention_site.join(streams)
         if self.source is not None and not has_entries:
             self.source(x, step)
         if self.indexer is not None:
@@ -143,8 +144,9 @@ class V41Layer:
         entries = picked.entries if self.attention.entries is not None else picked.entries[:, :0]
         y = self.attention(latent_q, step, entries)
         streams = self.attention_site.expand(y, streams, at)
-        behind = self.mlp_site(streams)
+        behind = self.mlp_site.beside(streams)
         y = self.experts(self._reader.normed(streams, at.read, self.mlp_norm), step.token_ids)
+        self.mlp_site.join(streams)
         return self.mlp_site.expand(y, streams, behind), behind.read, picked
 
     def regions(self) -> list[str]:
