@@ -17,6 +17,7 @@ from tokamak.core.plan import StepPlan, StepResult
 from tokamak.device.streams import CallerStream, CpuStream, Stream
 from tokamak.device.waits import HostWaits
 from tokamak.errors import FatalError
+from tokamak.runner.ahead import CompileAhead
 from tokamak.runner.assemble import Rank, assemble
 from tokamak.runner.results import InFlightResult
 
@@ -92,16 +93,16 @@ class _LaunchedStep:
 
 
 class InProcessExecutor:
-    """One rank in this process."""
+    """One rank in this process. ahead: kernels that are compiled for it already; None begins to."""
 
-    def __init__(self, config: EngineConfig) -> None:
+    def __init__(self, config: EngineConfig, *, ahead: CompileAhead | None = None) -> None:
         threads = config.kernels.threads
         self._on_cpu = config.model.device == "cpu"
         self._stream: Stream = CallerStream()
         if self._on_cpu:
             self._stream = CpuStream("tokamak-rank", partial(torch.set_num_threads, threads))
         try:
-            self.rank = self._stream.submit(partial(assemble, config)).result()
+            self.rank = self._stream.submit(partial(assemble, config, ahead=ahead)).result()
         except BaseException:
             self._stream.close()
             raise

@@ -103,12 +103,18 @@ def plan_rank(config: EngineConfig, build: Build | None = None) -> Planned:
     )
 
 
-def assemble(config: EngineConfig, exchange: Exchange | None = None) -> Rank:
+def assemble(
+    config: EngineConfig,
+    exchange: Exchange | None = None,
+    *,
+    ahead: CompileAhead | None = None,
+) -> Rank:
     """Build, load, warm up and record a rank.
 
     Args:
         config: what was decided.
         exchange: how this rank hears of its data-parallel peers; None has none.
+        ahead: who compiles kernels for this config; None starts one where it is needed.
 
     Raises:
         ModelError: the checkpoint is unsound, or of a kind we do not implement.
@@ -118,7 +124,7 @@ def assemble(config: EngineConfig, exchange: Exchange | None = None) -> Rank:
     """
     load_s: dict[str, float] = {}
     exchange = exchange or LocalExchange()
-    with CompileAhead(config) as ahead:
+    with ahead or CompileAhead(config) as ahead:
         with _timed(load_s, "build"):
             planned = plan_rank(config)
             model, build, start = planned.model, planned.build, planned.start

@@ -11,6 +11,7 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from types import ModuleType
 from typing import Any
 
 import msgspec
@@ -28,6 +29,7 @@ from tokamak.graphs.region import EagerRegion
 from tokamak.graphs.streams import SideStreams
 from tokamak.layers.attention.prepare import AttnBuilder
 from tokamak.layers.build import Build
+from tokamak.ops.load import load_backends
 from tokamak.ops.sample import TABLE_COLUMNS, argmax_rows, draw_rows, token_weights
 from tokamak.ops.triton_launches import Compilers, Job, noted_launches, target_of
 from tokamak.runner.ahead import Order, finished
@@ -60,20 +62,22 @@ def note_kernels(
     Triton's driver stays the one that has no device.
     """
     target = target_of(device_facts(config.model.device))
-    with noted_launches(target, multiprocessors, start), _regions_in_place():
+    noted = noted_launches(target, multiprocessors, start)
+    with noted, _regions_in_place(), _without_pytorchs_compiler():
         planned = plan_rank(config, replace(make_build(config), device=META))
         model, build = planned.model, planned.build
         load_nothing(model, META, planned.checkpoint.scheme)
         model.take_tokenizer(None)
         prepare, forward = _prepared(planned)
         choose, weigh = build.bind(argmax_rows), build.bind(token_weights)
+        # First, as it takes longest to compile.
+        _draw_once(config, build)
         for plan, shape in _steps(planned.start, staged=model.stages() is not None):
             hidden = forward(prepare(plan, shape))
             assert hidden is not None, "all rows of dummy steps go through late layers"
             scores = model.logits(hidden)
             _, peaks = choose(scores)
             weigh(scores, peaks, peaks)
-        _draw_once(config, build)
 
 
 def _draw_once(config: EngineConfig, build: Build) -> None:
@@ -128,6 +132,25 @@ def _step(
 
 
 @contextmanager
+def _without_pytorchs_compiler() -> Iterator[None]:
+    """Inside, nobody imports `torch._dynamo`, which takes as long as many kernels.
+
+    PyTorch's operators on tensors without numbers import it for one function alone, which keeps it away from them.
+    """
+    name = "torch._dynamo"
+    if name in sys.modules:
+        yield
+        return
+    stand_in: Any = ModuleType(name)
+    stand_in.disable = lambda fn, *_, **__: fn
+    sys.modules[name] = torch._dynamo = stand_in
+    try:
+        yield
+    finally:
+        del sys.modules[name], torch._dynamo
+
+
+@contextmanager
 def _regions_in_place() -> Iterator[None]:
     """Inside, eager regions run their bodies: on the meta device an operator only says what shapes come out."""
     call = EagerRegion.__call__
@@ -176,6 +199,7 @@ def _prepared(
 
 def main() -> int:
     """Read an order, compile, and leave a mark that it was done; the exit code."""
+    load_backends()  # Takes a second, in which the engine finds out what to order.
     order = msgspec.msgpack.decode(sys.stdin.buffer.read(), type=Order)
     facts = device_facts(order.config.model.device)
     compilers = Compilers(facts.cores)

@@ -50,6 +50,21 @@ def kernels(config) -> Counter[str]:
     return Counter(done.stdout.decode().split())
 
 
+def test_noting_kernels_does_not_import_pytorchs_compiler(tmp_path):
+    config = config_of(write_checkpoint(tmp_path / "dense", llama_config()))
+
+    done = subprocess.run(
+        [sys.executable, "-X", "importtime", "-m", "tests.support.compiling", "list"],
+        input=msgspec.msgpack.encode(Order(config=config, multiprocessors=132)),
+        capture_output=True,
+        check=True,
+    )
+
+    imported = {line.split("|")[-1].strip() for line in done.stderr.decode().splitlines()}
+    assert "torch._C" in imported
+    assert "torch._dynamo.convert_frame" not in imported
+
+
 def test_every_part_of_a_dense_model_is_found(tmp_path):
     folder = write_checkpoint(tmp_path / "dense", llama_config())
 
