@@ -83,8 +83,8 @@ def mix_not_transposed(model: DeepseekV41, patch: pytest.MonkeyPatch) -> None:
         patch.setattr(
             site,
             "_expand",
-            lambda y, streams, write, mix, right=right: right(
-                y, streams, write, mix.transpose(1, 2).contiguous()
+            lambda y, streams, write, mix, also, right=right: right(
+                y, streams, write, mix.transpose(1, 2).contiguous(), also
             ),
         )
 

@@ -63,6 +63,11 @@ class Linear:
             y += self.bias.values
         return y
 
+    def wide(self, x: Tensor) -> Tensor:
+        """The same in float32 of rows of any dtype, for a layer that was built widened."""
+        fused = self.fused
+        return self(x.float()) if fused is None else fused(x)
+
     @property
     def fused(self) -> FusedLinear | None:
         """The form that takes norms, activations and sums along; None where they are calls of their own."""

@@ -78,17 +78,20 @@ class RootedExperts:
         self._packed_experts = build.bind(packed_experts_limited)
         self._silu_mul = build.bind(silu_mul_limited)
 
-    def __call__(self, x: Tensor, token_ids: Tensor) -> Tensor:
-        """x: [tokens, width], normed; token_ids: [tokens] int32. Returns [tokens, width]."""
+    def __call__(self, x: Tensor, token_ids: Tensor) -> tuple[Tensor, Tensor]:
+        """What the chosen say and what the shared one says, to be added: both [tokens, width].
+
+        x: [tokens, width], normed; token_ids: [tokens] int32.
+        """
         with self._beside.fork(x.shape[0]):
             shared = self.shared_down(self._silu_mul(self.shared_gate_up(x), self._limit))
         routed = self._routed(x, *self._choose(x, token_ids))
         self._beside.join(x.shape[0])
-        return routed + shared
+        return routed, shared
 
     def _choose(self, x: Tensor, token_ids: Tensor) -> tuple[Tensor, Tensor]:
         """Who is chosen for each row, int32, and with what weight, float32: both [tokens, chosen]."""
-        scores = self.router(x.float())
+        scores = self.router.wide(x)
         if self.table is None:
             assert self.bias is not None, "experts without a table have a bias"
             return self._route(scores, self.bias.values, self._chosen, self._scale)

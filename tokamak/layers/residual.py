@@ -78,9 +78,11 @@ class MixSite:
         """Let what follows use what `beside` found of these streams."""
         self._beside.join(streams.shape[0])
 
-    def expand(self, y: Tensor, streams: Tensor, found: Coefficients) -> Tensor:
-        """The streams behind a part that says y [tokens, width]; returns [tokens, streams, width]."""
-        return self._expand(y, streams, found.write, found.mix)
+    def expand(
+        self, y: Tensor, streams: Tensor, found: Coefficients, also: Tensor | None = None
+    ) -> Tensor:
+        """The streams behind a part that says y, and `also`, both [tokens, width]; returns [tokens, streams, width]."""
+        return self._expand(y, streams, found.write, found.mix, also)
 
 
 class StreamReader:

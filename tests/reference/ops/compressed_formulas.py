@@ -56,8 +56,9 @@ def collapse_streams(streams, read):
     return np.einsum("tsw,ts->tw", wide(streams), wide(read))
 
 
-def expand_streams(y, streams, write, mix):
-    written = np.einsum("tw,ts->tsw", wide(y), wide(write))
+def expand_streams(y, streams, write, mix, also=None):
+    said = wide(y) if also is None else wide(y + also)
+    written = np.einsum("tw,ts->tsw", said, wide(write))
     return written + np.einsum("trw,trs->tsw", wide(streams), wide(mix))
 
 

@@ -1,6 +1,9 @@
 """How do tests compile Triton kernels for a GPU that is not there?"""
 
+from types import SimpleNamespace
+
 import pytest
+import torch
 
 from tokamak.ops.registry import OPS
 from tokamak.ops.triton_launches import _NoDevice
@@ -26,6 +29,8 @@ def compile_for(monkeypatch):
         target, kernels = GPUTarget(*TARGETS[vendor]), {}
         backend = make_backend(target)
         monkeypatch.setattr(driver, "_active", _NoDevice(target))
+        gpu = SimpleNamespace(multi_processor_count=132)
+        monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: gpu)
         forget()
 
         def compile_instead(self, *args, grid, warmup, **kwargs):

@@ -55,6 +55,16 @@ def numbers(rows, width, seed, dtype=torch.float32):
     return torch.randn((rows, width), generator=generator).to(dtype)
 
 
+@pytest.mark.parametrize("rows", ROWS)
+def test_a_wide_weight_takes_narrow_rows(rows):
+    linear, x = a_linear(), numbers(rows, WIDTH, 4, torch.bfloat16)
+
+    found = linear(x)
+
+    assert found.dtype == torch.float32
+    assert difference((found,), (x.float() @ linear.weight.T,)) < 2e-5
+
+
 def norm_weight(dtype=torch.float32):
     return (1 + 0.2 * numbers(1, WIDTH, 9)[0]).to(dtype)
 

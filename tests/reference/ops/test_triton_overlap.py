@@ -89,8 +89,9 @@ def test_hopper_prefers_the_kernels_that_overlap(op_name):
 @pytest.mark.parametrize(
     "op_name",
     [
-        "collapse_norm", "expand_streams", "fake_mxfp4", "grouped_linear", "mix_coefficients", "moe_route_rooted",
-        "rotate_pairs", "rotate_write", "scaled_linear", "write_rows",
+        "collapse_norm", "engram_gate", "expand_streams", "fake_mxfp4", "fold_groups", "grouped_linear", "mix_coefficients",
+        "moe_route_rooted", "rotate_pairs", "rotate_write", "scaled_linear", "select_entries", "sparse_attention",
+        "write_records", "write_rows",
     ],
 )  # fmt: skip
 def test_a_kernel_that_begins_early_waits_once_in_every_program(compile_for, op_name):

@@ -116,7 +116,7 @@ class Compressor:
         """x: [tokens, width]; returns [tokens, latent], of meaning in rows of tokens that end a group."""
         if self.state is None:
             return self.norm(self.values(x))
-        rows = self.values(x.float())
+        rows = self.values.wide(x)
         self.state.write(rows, step)
         folded = torch.empty((x.shape[0], self._latent), dtype=x.dtype, device=x.device)
         fold_groups_region(folded, self._number)

@@ -120,8 +120,9 @@ class V4Layer:
         x = self._reader.normed(streams, at.read, self.attention_norm)
         streams = self.attention_site.expand(self._attend(x, step, seen), streams, at)
         at = self.mlp_site(streams)
-        y = self.experts(self._reader.normed(streams, at.read, self.mlp_norm), step.token_ids)
-        return self.mlp_site.expand(y, streams, at)
+        x = self._reader.normed(streams, at.read, self.mlp_norm)
+        routed, shared = self.experts(x, step.token_ids)
+        return self.mlp_site.expand(routed, streams, at, shared)
 
     def _attend(self, x: Tensor, step: StepInputs, seen: Tensor) -> Tensor:
         """x: [tokens, width], normed; returns the same shape. This step's rows and entries are cached."""

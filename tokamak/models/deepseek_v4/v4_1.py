@@ -145,9 +145,10 @@ class V41Layer:
         y = self.attention(latent_q, step, entries)
         streams = self.attention_site.expand(y, streams, at)
         behind = self.mlp_site.beside(streams)
-        y = self.experts(self._reader.normed(streams, at.read, self.mlp_norm), step.token_ids)
+        x = self._reader.normed(streams, at.read, self.mlp_norm)
+        routed, shared = self.experts(x, step.token_ids)
         self.mlp_site.join(streams)
-        return self.mlp_site.expand(y, streams, behind), behind.read, picked
+        return self.mlp_site.expand(routed, streams, behind, shared), behind.read, picked
 
     def regions(self) -> list[str]:
         """The eager regions it meets, in order."""

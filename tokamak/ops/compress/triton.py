@@ -87,7 +87,11 @@ def _fold_groups_kernel(
     BLOCK_ROWS: tl.constexpr,
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
+    START: tl.constexpr,
+    READY: tl.constexpr,
 ):
+    START()
+    READY()
     row = tl.program_id(0)
     cols = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
     inside = cols < width
@@ -146,5 +150,5 @@ def triton_fold_groups(
         state, block_table, positions, query_starts, bias, out, query_starts.shape[0] - 1, q_width, width,
         state.stride(0), state.stride(2), block_table.stride(0), out.stride(0),
         RATIO=ratio, OVERLAPPED=overlapped, BLOCK_ROWS=state.shape[2], ROWS=rows, COLUMNS=tile,
-        num_warps=4 if rows * tile >= FOLD_NUMBERS else 1,
+        num_warps=4 if rows * tile >= FOLD_NUMBERS else 1, **order_on(out.device.type),
     )  # fmt: skip

@@ -13,6 +13,7 @@ from tokamak.ops.engram.reference import SMALLEST_DOT, engram_gate, engram_rows,
 from tokamak.ops.norm.triton_norms import warps_for
 from tokamak.ops.quantize.triton_floats import float_of_e4m3, float_of_ue8m0
 from tokamak.ops.triton_facts import fits, rows_of
+from tokamak.ops.triton_order import order_on
 
 REQUESTS = 128
 """Requests a program looks at a time for the one its token belongs to."""
@@ -132,7 +133,11 @@ def _gate_kernel(
     COUNT: tl.constexpr,
     WIDTH: tl.constexpr,
     TILE: tl.constexpr,
+    START: tl.constexpr,
+    READY: tl.constexpr,
 ):
+    START()
+    READY()
     row = tl.program_id(0).to(tl.int64)
     stream = tl.program_id(1)
     cols = tl.arange(0, TILE)
@@ -213,6 +218,6 @@ def triton_engram_gate(
         tile = triton.next_power_of_2(width)
         _gate_kernel[(rows, count)](
             streams, keys, values, weight.contiguous(), out, keys.stride(0), values.stride(0), eps,
-            width**-0.5, COUNT=count, WIDTH=width, TILE=tile, num_warps=warps_for(tile),
+            width**-0.5, COUNT=count, WIDTH=width, TILE=tile, num_warps=warps_for(tile), **order_on(streams.device.type),
         )  # fmt: skip
     return out

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from tokamak.ops.records import KVFormat
 from tokamak.ops.records.triton_read import format_of, load_rows
+from tokamak.ops.triton_order import order_on
 from tokamak.ops.triton_rows import offsets_of, request_of_row
 
 LEAST = 16
@@ -67,7 +68,11 @@ def _score_all_kernel(
     ROWS: tl.constexpr,
     TILE: tl.constexpr,
     FORMAT: tl.constexpr,
+    START: tl.constexpr,
+    READY: tl.constexpr,
 ):
+    START()
+    READY()
     first = first_row + tl.program_id(0) * ROWS
     end = tl.minimum(first + ROWS, end_row)
     first_entry = tl.program_id(1) * TILE
@@ -130,7 +135,11 @@ def _score_listed_kernel(
     BLOCK_ENTRIES: tl.constexpr,
     TILE: tl.constexpr,
     FORMAT: tl.constexpr,
+    START: tl.constexpr,
+    READY: tl.constexpr,
 ):
+    START()
+    READY()
     row = first_row + tl.program_id(0)
     token = row.to(tl.int64)
     slots = tl.program_id(1) * TILE + tl.arange(0, TILE)
@@ -200,12 +209,12 @@ def score_band(
         _score_all_kernel[(triton.cdiv(count, rows), triton.cdiv(entries, tile))](
             q, weights, keys, block_table, positions, query_starts, scores,
             band.start, band.stop, requests, q_width, ratio, *strides, scores.stride(0),
-            **sizes, ROWS=rows, num_warps=4, num_stages=2,
+            **sizes, ROWS=rows, num_warps=4, num_stages=2, **order_on(q.device.type),
         )  # fmt: skip
     else:
         listed = within.shape[1] * block_entries
         _score_listed_kernel[(count, triton.cdiv(listed, tile))](
             q, weights, keys, block_table, positions, query_starts, within, scores,
             band.start, requests, q_width, ratio, listed, *strides, within.stride(0), scores.stride(0),
-            **sizes, BLOCK_ENTRIES=block_entries, num_warps=4, num_stages=1,
+            **sizes, BLOCK_ENTRIES=block_entries, num_warps=4, num_stages=1, **order_on(q.device.type),
         )  # fmt: skip

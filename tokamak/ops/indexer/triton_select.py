@@ -15,6 +15,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from tokamak.ops.triton_order import order_on
+
 BINS: tl.constexpr = tl.constexpr(256)
 UNORDERED: tl.constexpr = tl.constexpr(0xFFFFFFFF)
 """The key of what is no number: above all others, and not listed."""
@@ -97,7 +99,11 @@ def _select_kernel(
     BLOCK: tl.constexpr,
     BY_NUMBER: tl.constexpr,
     TILE: tl.constexpr,
+    START: tl.constexpr,
+    READY: tl.constexpr,
 ):
+    START()
+    READY()
     row, part = tl.program_id(0).to(tl.int64), tl.program_id(1)
     in_tile, bins = tl.arange(0, TILE), tl.arange(0, BINS)
     visible = tl.cdiv((tl.load(positions_ptr + row) + 1) // ratio, per)
@@ -168,7 +174,11 @@ def _best_of_blocks_kernel(
     BLOCK_ENTRIES: tl.constexpr,
     WIDE_ENTRIES: tl.constexpr,
     BLOCKS: tl.constexpr,
+    START: tl.constexpr,
+    READY: tl.constexpr,
 ):
+    START()
+    READY()
     row = tl.program_id(0).to(tl.int64)
     visible = (tl.load(positions_ptr + row) + 1) // ratio
     blocks, inside = tl.program_id(1) * BLOCKS + tl.arange(0, BLOCKS), tl.arange(0, WIDE_ENTRIES)
@@ -195,7 +205,7 @@ def best_of_blocks(
     _best_of_blocks_kernel[(len(positions), triton.cdiv(best.shape[1], BLOCKS_TILE))](
         scores, positions, best, ratio, scores.stride(0), best.stride(0),
         BLOCK_ENTRIES=block_entries, WIDE_ENTRIES=triton.next_power_of_2(block_entries),
-        BLOCKS=BLOCKS_TILE, num_warps=4,
+        BLOCKS=BLOCKS_TILE, num_warps=4, **order_on(scores.device.type),
     )  # fmt: skip
 
 
@@ -228,5 +238,5 @@ def _launch(
     _select_kernel[(out.shape[0], parts)](
         source.scores, lists, source.positions, out, scores, source.ratio, source.per, source.slots, chunk, most,
         source.scores.stride(0), 0 if lists is None else lists.stride(0), out.stride(0),
-        BLOCK=source.block, BY_NUMBER=source.by_number, TILE=form.tile, num_warps=form.warps,
+        BLOCK=source.block, BY_NUMBER=source.by_number, TILE=form.tile, num_warps=form.warps, **order_on(out.device.type),
     )  # fmt: skip

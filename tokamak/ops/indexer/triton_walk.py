@@ -14,6 +14,7 @@ from torch import Tensor
 from tokamak.ops.indexer.triton_scores import SLICED, VARYING, _score_tile, layout_of
 from tokamak.ops.records import KVFormat
 from tokamak.ops.records.triton_read import load_rows
+from tokamak.ops.triton_order import order_on
 from tokamak.ops.triton_rows import offsets_of, request_of_row
 from tokamak.ops.walk_plan.sizes import CHUNK
 
@@ -47,7 +48,11 @@ def _score_walk_kernel(
     CHUNK: tl.constexpr,
     TILE: tl.constexpr,
     FORMAT: tl.constexpr,
+    START: tl.constexpr,
+    READY: tl.constexpr,
 ):
+    START()
+    READY()
     task_ptr = plan_ptr + tl.program_id(0) * 4
     begin, rows = tl.load(task_ptr), tl.load(task_ptr + 1)
     if rows > 0:
@@ -97,5 +102,5 @@ def score_walk(
     _score_walk_kernel[(plan.shape[0],)](
         plan, q, weights, keys, block_table, positions, query_starts, scores,
         band.start, query_starts.shape[0] - 1, q_width, ratio, *strides, scores.stride(0),
-        **sizes, CHUNK=CHUNK, num_warps=4, num_stages=2,
+        **sizes, CHUNK=CHUNK, num_warps=4, num_stages=2, **order_on(q.device.type),
     )  # fmt: skip

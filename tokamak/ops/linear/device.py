@@ -120,10 +120,10 @@ class DeviceLinear(FusedLinear):
         self.choices = (linear, after_norm, gated, into, *self.choices)
 
     def __call__(self, x: Tensor) -> Tensor:
-        """x: [rows, columns]; returns [rows, features] in the dtype of x."""
+        """x: [rows, columns], in the weight's dtype or a narrower one; returns [rows, features] in the weight's dtype."""
         if x.shape[0] <= self.fused_rows:
-            return self._few_linear(x, self.weight, x.dtype)
-        return functional.linear(x, self.weight)
+            return self._few_linear(x, self.weight, self.weight.dtype)
+        return functional.linear(x.to(self.weight.dtype), self.weight)
 
     def scores(self, x: Tensor) -> Tensor:
         """x: [rows, columns]; returns [rows, features] float32, never rounded to the dtype of x."""

@@ -23,10 +23,10 @@ FEW_ROWS = 32
 def few_rows_linear(x: Tensor, weight: Tensor, out_dtype: torch.dtype) -> Tensor:
     """Multiply rows with a matrix, accumulating in float32.
 
-    x: [rows, columns], weight: [features, columns] in the dtype of x; returns [rows, features] in
-    `out_dtype`, rounded once.
+    x: [rows, columns], weight: [features, columns] in the dtype of x, or in float32 if `out_dtype` is that; returns
+    [rows, features] in `out_dtype`, rounded once.
     """
-    return product(x, weight, out_dtype)
+    return product(x.to(weight.dtype), weight, out_dtype)
 
 
 @op

@@ -58,6 +58,10 @@ def _linear(size: Size, out_dtype: torch.dtype) -> tuple[object, ...]:
     return size.x(), size.weight(), out_dtype
 
 
+def _widened(size: Size) -> tuple[object, ...]:
+    return size.x(), size.weight().float(), torch.float32
+
+
 def _after_norm(size: Size, out_dtype: torch.dtype) -> tuple[object, ...]:
     return size.stream(size.columns), size.norm_weight(), EPS, size.weight(), out_dtype
 
@@ -87,6 +91,11 @@ few_rows_linear_cases = [
     Case(f"{size} to {kind}", partial(_linear, size, out_dtype), tolerance_of(size.dtype))
     for size in sizes
     for kind, out_dtype in (("its dtype", size.dtype), ("float32", torch.float32))
+]
+few_rows_linear_cases += [
+    Case(f"{size} in float32", partial(_widened, size), tolerance_of(torch.float32))
+    for size in sizes
+    if size.dtype == torch.bfloat16 and size.rows in (1, 5, 9)
 ]
 few_rows_after_norm_cases = [
     Case(f"{size} to {kind}", partial(_after_norm, size, out_dtype), _normed_tolerance(size))

@@ -31,7 +31,7 @@ from tokamak.ops.linear.few_rows import (
 from tokamak.ops.linear.tile import LANE_COLUMNS, WIDE_ROWS, Tile, row_class, tile_for, wide_tile
 
 KINDS = {torch.bfloat16: FEW_ROWS, torch.float16: FEW_ROWS, torch.float32: WIDE_ROWS}
-"""The most rows of a dtype that kernels take; others take the reference."""
+"""The most rows that kernels take, by the dtype of the weight; others take the reference."""
 LEAST_ROWS = 8
 """Rows that tensor cores multiply at least."""
 BYTES_AHEAD = 32 * 1024
@@ -293,8 +293,8 @@ def _columns_ahead(tile: Tile, columns: int, *, gated: bool) -> int:
 def suits(x: Tensor, weight: Tensor) -> bool:
     """Whether the kernels take these rows: few, each in one piece."""
     return (
-        x.shape[0] <= KINDS.get(x.dtype, 0)
-        and weight.dtype == x.dtype
+        x.shape[0] <= KINDS.get(weight.dtype, 0)
+        and weight.dtype in (x.dtype, torch.float32)
         and x.stride(1) == 1
         and weight.is_contiguous()
     )

@@ -14,6 +14,7 @@ from tokamak.ops.records.formats import FP8, MXFP4, NVFP4, KVFormat
 from tokamak.ops.records.reference import write_records
 from tokamak.ops.records.triton_read import name_of
 from tokamak.ops.triton_facts import fits, rows_of
+from tokamak.ops.triton_order import order_on
 from tokamak.ops.triton_rows import BY_TOKEN, slot_of_token
 
 LEAST = {FP8.name: FP8_LEAST, MXFP4.name: MXFP4_LEAST, NVFP4.name: NVFP4_LEAST}
@@ -36,7 +37,11 @@ def _write_records_kernel(
     BLOCK: tl.constexpr,
     TILE: tl.constexpr,
     FORMAT: tl.constexpr,
+    START: tl.constexpr,
+    READY: tl.constexpr,
 ):
+    START()
+    READY()
     row = tl.program_id(0).to(tl.int64)
     slot = slot_of_token(slots_ptr, positions_ptr, row, ratio)
     if slot >= 0:
@@ -81,5 +86,5 @@ def triton_write_records(
     tile = min(triton.next_power_of_2(blocks), max(TILE_NUMBERS // coding.block, 1))
     _write_records_kernel[(count, triton.cdiv(blocks, tile))](
         cache, rows, slots, positions, ratio, blocks, LEAST[name], cache.stride(0), cache.stride(2), rows.stride(0),
-        BLOCK_ROWS=cache.shape[2], BLOCK=coding.block, TILE=tile, FORMAT=name, num_warps=WARPS,
+        BLOCK_ROWS=cache.shape[2], BLOCK=coding.block, TILE=tile, FORMAT=name, num_warps=WARPS, **order_on(rows.device.type),
     )  # fmt: skip

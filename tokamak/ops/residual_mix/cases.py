@@ -60,14 +60,17 @@ def _collapse_norm(
 
 
 def _expand(
-    name: str, sizes: tuple[int, int, int, float], dtype: torch.dtype
+    name: str, sizes: tuple[int, int, int, float], dtype: torch.dtype, parts: int
 ) -> tuple[object, ...]:
     rows, count, width, _ = sizes
     generator = seeded(f"{name} write")
     y = torch.randn((rows, width), generator=generator).to(dtype)
     write = torch.rand((rows, count), generator=generator)
     mix = torch.rand((rows, count, count), generator=generator)
-    return y, _streams(name, sizes, dtype), write, mix
+    given = y, _streams(name, sizes, dtype), write, mix
+    return (
+        given if parts == 1 else (*given, torch.randn((rows, width), generator=generator).to(dtype))
+    )
 
 
 def _named(sizes: tuple[int, int, int, float], dtype: torch.dtype) -> str:
@@ -102,8 +105,9 @@ collapse_norm_cases = [
     for name in [_named(sizes, dtype)]
 ]
 expand_streams_cases = [
-    Case(name, partial(_expand, name, sizes, dtype), tolerance_of(dtype))
+    Case(name, partial(_expand, name, sizes, dtype, parts), tolerance_of(dtype))
     for dtype in DTYPES
-    for sizes in SIZES
-    for name in [_named(sizes, dtype)]
+    for parts, some in ((1, SIZES), (2, SIZES[:2]))
+    for sizes in some
+    for name in [f"{_named(sizes, dtype)}{' of two parts' if parts == 2 else ''}"]
 ]

@@ -83,12 +83,17 @@ def collapse_norm(streams: Tensor, read: Tensor, weight: Tensor, eps: float) -> 
 
 
 @op
-def expand_streams(y: Tensor, streams: Tensor, write: Tensor, mix: Tensor) -> Tensor:
+def expand_streams(
+    y: Tensor, streams: Tensor, write: Tensor, mix: Tensor, also: Tensor | None = None
+) -> Tensor:
     """The streams behind a layer: what it says, by weight, and the streams before it, mixed.
 
     y: [rows, width]; streams: [rows, S, width]; write: [rows, S] float32; mix: [rows, S, S] float32, whose first
-    index is summed over. Returns a new [rows, S, width] in the dtype of the streams, summed in float32.
+    index is summed over. also: [rows, width], what another part of the layer says, which is added to y first, in its dtype.
+    Returns a new [rows, S, width] in the dtype of the streams, summed in float32.
     """
+    if also is not None:
+        y = y + also
     wide = streams.float()
     total = write.unsqueeze(-1) * y.float().unsqueeze(1)
     for at in range(streams.shape[1]):

@@ -56,12 +56,14 @@ def _collapse_kernel(
 @triton.jit
 def _expand_kernel(
     y_ptr,
+    also_ptr,
     streams_ptr,
     write_ptr,
     mix_ptr,
     out_ptr,
     width,
     stride_y_row,
+    stride_also_row,
     COUNT: tl.constexpr,
     COUNT_TILE: tl.constexpr,
     TILE: tl.constexpr,
@@ -76,6 +78,9 @@ def _expand_kernel(
     to = tl.arange(0, COUNT_TILE)
     there = to < COUNT
     y = tl.load(y_ptr + row * stride_y_row + cols, mask=inside, other=0.0).to(tl.float32)
+    if also_ptr is not None:
+        also = tl.load(also_ptr + row * stride_also_row + cols, mask=inside, other=0.0)
+        y = (y + also.to(tl.float32)).to(y_ptr.dtype.element_ty).to(tl.float32)
     write = tl.load(write_ptr + row * COUNT + to, mask=there, other=0.0)
     total = write[:, None] * y[None, :]
     stream_ptrs = streams_ptr + row * COUNT * width + cols
@@ -115,15 +120,18 @@ def _collapse(
 
 
 @expand_streams.backend("triton", fits=fits)
-def triton_expand_streams(y: Tensor, streams: Tensor, write: Tensor, mix: Tensor) -> Tensor:
+def triton_expand_streams(
+    y: Tensor, streams: Tensor, write: Tensor, mix: Tensor, also: Tensor | None = None
+) -> Tensor:
     """The streams behind a layer."""
     y, streams, write, mix = rows_of(y), streams.contiguous(), write.contiguous(), mix.contiguous()
+    also = None if also is None else rows_of(also)
     rows, count, width = streams.shape
     out = torch.empty_like(streams)
     if rows:
         tile = min(TILE, triton.next_power_of_2(width))
         _expand_kernel[(rows, triton.cdiv(width, tile))](
-            y, streams, write, mix, out, width, y.stride(0),
+            y, also, streams, write, mix, out, width, y.stride(0), 0 if also is None else also.stride(0),
             COUNT=count, COUNT_TILE=triton.next_power_of_2(count), TILE=tile, num_warps=WARPS, **order_on(streams.device.type),
         )  # fmt: skip
     return out

@@ -28,6 +28,7 @@ from tokamak.ops.records.triton_read import format_of, load_rows
 from tokamak.ops.rope.triton_pairs import turned_pairs
 from tokamak.ops.sparse_attention.reference import sparse_attention
 from tokamak.ops.triton_facts import fits
+from tokamak.ops.triton_order import order_on
 from tokamak.ops.triton_rows import offsets_of, request_of_row
 
 MOST_HEADS = 64
@@ -145,7 +146,11 @@ def _sparse_attention_kernel(
     WINDOW_FORMAT: tl.constexpr,
     ENTRY_FORMAT: tl.constexpr,
     TURNING: tl.constexpr,
+    START: tl.constexpr,
+    READY: tl.constexpr,
 ):
+    START()
+    READY()
     pair, split = tl.program_id(0), tl.program_id(1)
     row, first_head = pair // HEAD_TILES, (pair % HEAD_TILES) * HEADS
     token = row.to(tl.int64)
@@ -225,7 +230,11 @@ def _merge_attended_kernel(
     SPLITS: tl.constexpr,
     WIDE_SPLITS: tl.constexpr,
     MERGE_ROWS: tl.constexpr,
+    START: tl.constexpr,
+    READY: tl.constexpr,
 ):
+    START()
+    READY()
     pair = tl.program_id(0)
     token, first_head = (pair // HEAD_TILES).to(tl.int64), (pair % HEAD_TILES) * HEADS
     merge_rows(
@@ -339,12 +348,12 @@ def attend_sparsely(
         WINDOW_BLOCK_ROWS=window_rows.shape[2], ENTRY_BLOCK_ROWS=entries.shape[2], TILE=form.tile,
         SCAN=min(triton.next_power_of_2(max(listed, 1)), 1024), WINDOW_FORMAT=format_of(window_rows, window_form, dim),
         ENTRY_FORMAT=format_of(entries, entry_form, dim), TURNING=0 if cos_sin is None else cos_sin.shape[1], **shared,
-        num_warps=form.warps, num_stages=form.stages,
+        num_warps=form.warps, num_stages=form.stages, **order_on(q.device.type),
     )  # fmt: skip
     if splits > 1:
         _merge_attended_kernel[(pairs, triton.cdiv(form.heads, merge))](
-            partial, out, out.stride(0), out.stride(1), **shared, num_warps=4
-        )
+            partial, out, out.stride(0), out.stride(1), **shared, num_warps=4, **order_on(q.device.type),
+        )  # fmt: skip
 
 
 @sparse_attention.backend("triton", fits=fits)
