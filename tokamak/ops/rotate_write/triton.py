@@ -7,7 +7,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from tokamak.ops.compress.triton import WRITE_COLUMNS
+from tokamak.ops.norm.triton_norms import warps_for
 from tokamak.ops.quantize.blocks import (
     FP8_LEAST,
     MXFP4_BLOCK,
@@ -113,5 +113,5 @@ def triton_rotate_write(
         cache, rows, norm_weight, slots, positions, cos_sin, eps, least, ratio,
         cache.stride(0), cache.stride(2), rows.stride(0),
         BLOCK_ROWS=cache.shape[2], WIDTH=width, TURNING=turning, TILE=tile, FORMAT=rounded, BLOCK=block,
-        num_warps=4 if tile > WRITE_COLUMNS // 2 else 2, **order_on(rows.device.type),
+        num_warps=warps_for(tile), **order_on(rows.device.type),
     )  # fmt: skip
