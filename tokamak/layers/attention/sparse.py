@@ -185,7 +185,7 @@ class SparseAttention:
         self._attend = build.bind(sparse_attention, live=True)
         self._number = build.enroll(self)
 
-    def latent_queries(self, x: Tensor, step: StepInputs) -> Tensor:
+    def begin(self, x: Tensor, step: StepInputs) -> Tensor:
         """Cache the row of every token of x [tokens, width]; returns what queries are made of, [tokens, q_rank]."""
         latent_q, rows = self.qkv_down(x).split(self._latents, dim=-1)
         self._rows.write(rows, step)

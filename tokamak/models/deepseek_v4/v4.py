@@ -126,7 +126,7 @@ class V4Layer:
 
     def _attend(self, x: Tensor, step: StepInputs, seen: Tensor) -> Tensor:
         """x: [tokens, width], normed; returns the same shape. This step's rows and entries are cached."""
-        latent_q = self.attention.latent_queries(x, step)
+        latent_q = self.attention.begin(x, step)
         picked = nothing_picked(step)
         chosen = picked.entries
         if self.entries is not None:

@@ -135,7 +135,7 @@ class V41Layer:
             streams = self.engram(streams)
         at = self.attention_site.beside(streams)
         x = self._reader.normed(streams, read, self.attention_norm)
-        latent_q = self.attention.latent_queries(x, step)
+        latent_q = self.attention.begin(x, step)
         self.attention_site.join(streams)
         if self.source is not None and not has_entries:
             self.source(x, step)
