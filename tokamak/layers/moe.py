@@ -21,6 +21,7 @@ from tokamak.layers.build import Build
 from tokamak.layers.linear import Linear
 from tokamak.layers.norm import RMSNorm
 from tokamak.ops.moe_experts import moe_experts, scaled_experts
+from tokamak.ops.moe_experts.cut_words import in_columns, in_places
 from tokamak.ops.moe_route import moe_route
 from tokamak.ops.quant_linear import ScaleBlocks, group_of
 from tokamak.ops.quantize.blocks import decode_fp4
@@ -109,7 +110,8 @@ class StackedExperts:
             self._values = widened(codes, scales, blocks[:2]).to(self._dtype)
             self._scaled = None
         if self._packed is not None:
-            self._values = decode_fp4(*self._packed).to(self._dtype)
+            codes, scales = self._packed
+            self._values = decode_fp4(in_columns(codes), scales).to(self._dtype)
             self._packed = None
 
     def draw(self, generator: torch.Generator) -> list[Weight]:
@@ -186,6 +188,7 @@ def _stacked_packed(
         parts, codes.split(of_parts), scales.split(of_parts), strict=True
     ):
         place.copy_(part.codes)
+        place.copy_(in_places(place))
         scale.copy_(part.scales.view(torch.uint8))
     return PackedExperts(codes.view(experts, rows, -1), scales.view(UE8M0).view(experts, rows, -1))
 

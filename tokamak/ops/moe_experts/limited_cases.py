@@ -14,6 +14,7 @@ from tokamak.ops.moe_experts.cases import (
     moe_experts_cases,
     scaled_experts_cases,
 )
+from tokamak.ops.moe_experts.cut_words import in_places
 from tokamak.ops.quantize.blocks import encode_mxfp4
 
 LIMIT = 1.0
@@ -25,8 +26,10 @@ def _make(case: Case) -> tuple[object, ...]:
 
 def _make_packed(name: str, sizes: Sizes, rounded: int, dtype: torch.dtype) -> tuple[object, ...]:
     x, ids, weights, gate_up, down = expert_numbers(name, sizes, torch.float32)
+    up, up_scales = encode_mxfp4(gate_up)
+    back, back_scales = encode_mxfp4(down)
     return (
-        x.to(dtype), ids, weights, *encode_mxfp4(gate_up), *encode_mxfp4(down), rounded, LIMIT
+        x.to(dtype), ids, weights, in_places(up), up_scales, in_places(back), back_scales, rounded, LIMIT,
     )  # fmt: skip
 
 

@@ -10,6 +10,7 @@ from torch.nn import functional
 
 from tokamak.core.weight import widened
 from tokamak.ops.activation.limited import silu_mul_limited
+from tokamak.ops.moe_experts.cut_words import in_columns
 from tokamak.ops.quant_linear.reference import ScaleBlocks, fake_quantized
 from tokamak.ops.quantize.blocks import decode_fp4
 from tokamak.ops.quantize.reference import fake_fp8
@@ -56,10 +57,11 @@ def packed_experts_limited(
     `rounded` columns. Numbers of both sides are then exact in bfloat16.
 
     x, ids, weights, limit: as of `moe_experts_limited`. gate_up: uint8 [experts, 2 * inner, width / 2], two E2M1 codes
-    to a byte, the even column low; down: uint8 [experts, width, inner / 2]; scales: float8_e8m0fnu [experts, rows,
-    columns / 32]. rounded: a power of two from 32 on that divides width and inner.
+    to a byte, the even column low, with their bits where `in_places` puts them; down: uint8 [experts, width, inner / 2];
+    scales: float8_e8m0fnu [experts, rows, columns / 32]. rounded: a power of two from 32 on that divides width and inner.
     """
-    up, back = decode_fp4(gate_up, gate_up_scales), decode_fp4(down, down_scales)
+    up = decode_fp4(in_columns(gate_up), gate_up_scales)
+    back = decode_fp4(in_columns(down), down_scales)
     return _added(x, ids, weights, up, back, limit, lambda rows: fake_fp8.reference(rows, rounded))
 
 

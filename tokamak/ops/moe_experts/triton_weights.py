@@ -15,16 +15,25 @@ GROUP = tl.constexpr(32)
 
 SIZES = tl.constexpr(0x01C001C0)
 """Where E2M1's exponent and mantissa lie in bfloat16's."""
+INFINITIES = tl.constexpr(0x7F807F80)
+"""Two of bfloat16."""
 SMALLER = tl.constexpr(2.0**126)
 """What the numbers so made are too small by."""
 
 
 @triton.jit
-def _half(word, SHIFT: tl.constexpr):
-    """Codes at bits SHIFT to SHIFT + 3 of both halves of words as bfloat16, 2^126 times too small, in the same halves."""
-    sign = (word << (12 - SHIFT)) & SIGNS
-    size = word << (6 - SHIFT) if SHIFT < 6 else word >> (SHIFT - 6)
-    return sign | (size & SIZES)
+def _half(word, AT: tl.constexpr):
+    """The number AT of both halves of words as bfloat16, 2^126 times too small, in the same halves; see `PLACES`."""
+    BOTH: tl.constexpr = SIGNS | SIZES
+    if AT == 0:
+        half = word & BOTH
+    elif AT == 1:
+        half = (word << 3) & BOTH
+    elif AT == 2:
+        half = ((word << 1) & SIGNS) | ((word << 6) & SIZES)
+    else:
+        half = ((word << 2) & SIGNS) | ((word >> 3) & SIZES)
+    return half
 
 
 @triton.jit
@@ -39,8 +48,9 @@ def load_packed(
 ):
     """Numbers [rows, INPUTS] of a 4-bit matrix from column `start` on, zeros behind the last, columns as `column_at` says.
 
-    codes_ptr: int32, eight codes a word. Numbers are float32 and exact in bfloat16. PAIRED: bfloat16, PAIRED_UNIT times
-    too small and exact where scales are from 2^-68 to 2^65; smaller ones lose bits, larger ones are no number.
+    codes_ptr: int32, eight codes a word, whose bits lie in `PLACES`. Numbers are float32 and exact in bfloat16. PAIRED:
+    bfloat16, PAIRED_UNIT times too small and exact where scales are from 2^-68 to 2^65; smaller ones lose bits, larger ones
+    and no numbers are infinite.
     """
     WORDS: tl.constexpr = INPUTS // 8
     GROUPS: tl.constexpr = INPUTS // GROUP
@@ -54,17 +64,16 @@ def load_packed(
         codes = tl.load(code_ptrs, mask=(words < COLUMNS // 8)[None, :], other=0)
         scales = tl.load(scale_ptrs, mask=(groups < COLUMNS // GROUP)[None, :], other=0)
     if PAIRED:
-        exponents = scales.to(tl.int32)
-        exponents = tl.where(exponents > 192, 0x7FC0, (exponents + 62) << 7)
-        factors = exponents * 0x10001
+        factors = scales.to(tl.uint32) * 0x800080 + 62 * 0x800080
+        factors = tl.minimum(factors, INFINITIES).to(tl.int32, bitcast=True)
     else:
         factors = float_of_ue8m0(scales)
     factors = tl.broadcast_to(factors[:, :, None], [rows.shape[0], GROUPS, 4])
     factors = tl.reshape(factors, [rows.shape[0], WORDS])
     low0, high0 = low_high(_half(codes, 0), factors, SMALLER, PAIRED)
-    low1, high1 = low_high(_half(codes, 4), factors, SMALLER, PAIRED)
-    low2, high2 = low_high(_half(codes, 8), factors, SMALLER, PAIRED)
-    low3, high3 = low_high(_half(codes, 12), factors, SMALLER, PAIRED)
+    low1, high1 = low_high(_half(codes, 1), factors, SMALLER, PAIRED)
+    low2, high2 = low_high(_half(codes, 2), factors, SMALLER, PAIRED)
+    low3, high3 = low_high(_half(codes, 3), factors, SMALLER, PAIRED)
     low = tl.join(tl.join(low0, low2), tl.join(low1, low3))
     high = tl.join(tl.join(high0, high2), tl.join(high1, high3))
     numbers = tl.reshape(tl.join(low, high), [rows.shape[0], GROUPS, 4, 2, 2, 2])
