@@ -10,11 +10,10 @@ import numpy as np
 import pytest
 import torch
 
-from tests.support.deepseek_files import V41, deepseek_config, stored_tensors, write_tensors
-from tests.support.numbered import numbered_tokens
+from tests.support.numbered import served_v4_1, write_published_v4_1
 from tests.support.steps import ModelDriver, a_build, a_model
-from tests.support.tiny import VOCAB_TOKENS, tiny_tokenizer, write_checkpoint, write_tokenizer
-from tests.support.tiny_v4 import SMALL, v4_1_config, v4_config, weights_of
+from tests.support.tiny import VOCAB_TOKENS, tiny_tokenizer, write_checkpoint
+from tests.support.tiny_v4 import v4_config, weights_of
 from tokamak.config.places import CACHE_VARIABLE
 from tokamak.core.request import SamplingParams
 from tokamak.llm import LLM
@@ -33,7 +32,7 @@ CLEAR = 0.05
 
 CONFIGS = {
     "v4": v4_config(),
-    "v4.1": v4_1_config(**SMALL, engram_compressed_vocab_size=numbered_tokens()),
+    "v4.1": served_v4_1(),
 }
 GREEDY = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)
 LENGTHS = (1, 7, 8, 9, 15, 16, 17, 33, 60)
@@ -74,10 +73,17 @@ def tokens_of(folder, prompts, **options):
         return [list(each.token_ids) for each in llm.generate(prompts, GREEDY)]
 
 
-def short_of_best(config, prompt, found):
+@pytest.fixture(scope="module")
+def model(folder):
+    """The model alone on the CPU."""
+    config = CONFIGS[folder.name]
+    found = a_model(config, weights_of(config), a_build())
+    found.take_tokenizer(Tokenizer(tiny_tokenizer(), bos_id=None, eos_ids=()))
+    return found
+
+
+def short_of_best(model, prompt, found):
     """By how much each token found scores less than the best one behind what was found before it."""
-    model = a_model(config, weights_of(config), a_build())
-    model.take_tokenizer(Tokenizer(tiny_tokenizer(), bos_id=None, eos_ids=()))
     scores = ModelDriver(model, block_tokens=BLOCK).step({"alone": prompt + found[:-1]})["alone"]
     scores = scores[len(prompt) - 1 :]
     return scores.amax(dim=1) - scores.gather(1, torch.tensor(found).unsqueeze(1))[:, 0]
@@ -92,24 +98,20 @@ def short_of_best(config, prompt, found):
         pytest.param({"graphs": "off", "max_num_batched_tokens": 16}, id="small chunks"),
     ],
 )
-def test_tokens_are_those_of_the_model_alone_on_a_cpu(folder, options):
+def test_tokens_are_those_of_the_model_alone_on_a_cpu(folder, model, options):
     prompts = [ids(length) for length in LENGTHS]
 
     found = tokens_of(folder, prompts, dtype="float32", **options)
 
     for prompt, tokens in zip(prompts, found, strict=True):
         assert len(tokens) == GREEDY.max_tokens
-        assert short_of_best(CONFIGS[folder.name], prompt, tokens).max() < CLEAR, len(prompt)
+        assert short_of_best(model, prompt, tokens).max() < CLEAR, len(prompt)
 
 
 @pytest.mark.parametrize("cache_dtype", ["auto", "native"])
 def test_recordings_of_published_formats_do_what_the_eager_forward_does(tmp_path, cache_dtype):
     """A start that verifies its recordings ends where one of them differs."""
-    config = CONFIGS["v4.1"]
-    tensors, _ = stored_tensors(weights_of(config), V41)
-    said = {**config, "quantization_config": deepseek_config(V41)["quantization_config"]}
-    folder = write_tensors(tmp_path / "v4.1", said, tensors)
-    write_tokenizer(folder)
+    folder = write_published_v4_1(tmp_path / "v4.1")
     prompts = [ids(length) for length in LENGTHS]
     options = {"dtype": "bfloat16", "kv_cache_dtype": cache_dtype}
 

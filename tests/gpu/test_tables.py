@@ -9,12 +9,10 @@ import numpy as np
 import pytest
 import torch
 
-from tests.support.deepseek_files import V41, deepseek_config, stored_tensors, write_tensors
 from tests.support.device import no_host_wait
-from tests.support.numbered import numbered_tokens
+from tests.support.numbered import write_published_v4_1
 from tests.support.steps import a_build
-from tests.support.tiny import VOCAB_TOKENS, write_tokenizer
-from tests.support.tiny_v4 import SMALL, v4_1_config, weights_of
+from tests.support.tiny import VOCAB_TOKENS
 from tokamak.config.places import CACHE_VARIABLE
 from tokamak.core.request import SamplingParams
 from tokamak.core.weight import DenseWeight
@@ -132,11 +130,7 @@ def test_an_engine_with_tables_on_the_host_gives_the_tokens_of_one_with_them_on_
     tmp_path, monkeypatch, graphs
 ):
     monkeypatch.setenv(CACHE_VARIABLE, str(tmp_path / "cache"))
-    config = v4_1_config(**SMALL, engram_compressed_vocab_size=numbered_tokens())
-    tensors, _ = stored_tensors(weights_of(config), V41)
-    said = {**config, "quantization_config": deepseek_config(V41)["quantization_config"]}
-    folder = write_tensors(tmp_path / "v4.1", said, tensors)
-    write_tokenizer(folder)
+    folder = write_published_v4_1(tmp_path / "v4.1")
     chance = np.random.default_rng(3)
     prompts = [chance.integers(20, VOCAB_TOKENS - 10, count).tolist() for count in (40, 9, 33)]
     greedy = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True)

@@ -7,10 +7,10 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from tests.support.live_server import eventually, serving_engine
-from tests.support.numbered import numbered_tokens
+from tests.support.numbered import served_v4_1
 from tests.support.steps import ModelDriver, a_build, a_model
 from tests.support.tiny import VOCAB_TOKENS, tiny_tokenizer, write_checkpoint
-from tests.support.tiny_v4 import SMALL, v4_1_config, weights_of
+from tests.support.tiny_v4 import weights_of
 from tokamak.config.options import EngineOptions
 from tokamak.engine.configure import configure
 from tokamak.engine.process_client import start_engine
@@ -25,7 +25,7 @@ BLOCKS = 24
 
 @pytest.fixture(scope="module")
 def config():
-    return v4_1_config(**SMALL, engram_compressed_vocab_size=numbered_tokens())
+    return served_v4_1()
 
 
 @pytest.fixture(scope="module")

@@ -15,6 +15,7 @@ import subprocess
 import sys
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -35,7 +36,12 @@ def interpreted_gaps(
     limits: values of some `module:NAME`, where a few cases are to look like many to a kernel.
     """
     given = [json.dumps(dict(each)) for each in (cases, limits or {})]
-    command = [sys.executable, "-m", "tests.support.interpreted", backend, *given]
+    return printed_by("interpreted", backend, *given)
+
+
+def printed_by(module: str, *arguments: str) -> Any:
+    """The JSON that a module of this folder prints last, in a process in which Triton interprets kernels."""
+    command = [sys.executable, "-m", f"tests.support.{module}", *arguments]
     environment = os.environ | {"TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"}
     done = subprocess.run(
         command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False

@@ -7,15 +7,12 @@ the case's tolerance, and what the counters of merged splits hold afterwards.
 from __future__ import annotations
 
 import json
-import os
-import subprocess
 import sys
 from collections.abc import Callable
-from pathlib import Path
 
 import torch
 
-from tests.support.interpreted import mend_interpreter
+from tests.support.interpreted import mend_interpreter, printed_by
 from tests.support.op_cases import gap
 from tokamak.ops.case import Case, difference
 from tokamak.ops.paged_attention.cases import paged_attention_cases
@@ -23,7 +20,6 @@ from tokamak.ops.paged_attention.reference import paged_attention
 from tokamak.ops.rotate_cache_attend import rotate_cache_attend
 from tokamak.ops.rotate_cache_attend.cases import rotate_cache_attend_cases
 
-ROOT = Path(__file__).resolve().parents[2]
 FORMS = (
     "chosen", "three splits", "three splits ahead", "four splits merged afterwards", "one split ahead", "one loop"
 )  # fmt: skip
@@ -45,13 +41,7 @@ def runs_in(form: str, case: Case) -> bool:
 
 def interpreted_forms(op: str = "paged_attention") -> dict[str, dict[str, float]]:
     """By form, the largest difference of each case over its tolerance; `counters` of zero and others."""
-    command = [sys.executable, "-m", "tests.support.interpreted_attention", op]
-    environment = os.environ | {"TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(
-        command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout.splitlines()[-1])
+    return printed_by("interpreted_attention", op)
 
 
 def _forms() -> dict[str, Callable[..., None]]:

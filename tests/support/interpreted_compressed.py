@@ -7,13 +7,11 @@ every case by form.
 from __future__ import annotations
 
 import json
-import os
-import subprocess
 import sys
 from collections.abc import Callable
 from typing import Any
 
-from tests.support.interpreted import ROOT, mend_interpreter
+from tests.support.interpreted import mend_interpreter, printed_by
 from tests.support.op_cases import gap
 from tokamak.ops.case import Case
 from tokamak.ops.indexer import select_entries
@@ -53,13 +51,7 @@ def runs_in(form: str, case: Case) -> bool:
 
 def interpreted_forms(op: str) -> dict[str, dict[str, float]]:
     """By form, the difference of each case of an op."""
-    command = [sys.executable, "-m", "tests.support.interpreted_compressed", op]
-    environment = os.environ | {"TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(
-        command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout.splitlines()[-1])
+    return printed_by("interpreted_compressed", op)
 
 
 def _calls(op: str) -> tuple[Callable[..., object], ...]:

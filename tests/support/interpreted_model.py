@@ -9,8 +9,6 @@ from __future__ import annotations
 
 import importlib
 import json
-import os
-import subprocess
 import sys
 from collections.abc import Callable
 from dataclasses import replace
@@ -20,7 +18,7 @@ import torch
 from torch import Tensor
 
 from tests.support.configs import GPU
-from tests.support.interpreted import ROOT, mend_interpreter
+from tests.support.interpreted import mend_interpreter, printed_by
 from tests.support.steps import ModelDriver, a_build, a_model
 from tests.support.tiny_v4 import SMALL, a_v4_1, v4_config, weights_of
 from tokamak.layers.build import Build
@@ -62,13 +60,7 @@ MODELS: dict[str, Callable[[Build], Model]] = {
 
 def interpreted_model(name: str) -> tuple[float, dict[str, str]]:
     """The largest difference of scores relative to their spread, and the backend of each op."""
-    command = [sys.executable, "-m", "tests.support.interpreted_model", name]
-    environment = os.environ | {"TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(
-        command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0, done.stderr
-    gap, backends = json.loads(done.stdout.splitlines()[-1])
+    gap, backends = printed_by("interpreted_model", name)
     return gap, backends
 
 

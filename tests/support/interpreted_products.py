@@ -7,11 +7,9 @@ them first. Every op runs in one process, as importing takes longer than interpr
 from __future__ import annotations
 
 import json
-import os
-import subprocess
 import sys
 
-from tests.support.interpreted import ROOT, cases_at, mend_interpreter
+from tests.support.interpreted import cases_at, mend_interpreter, printed_by
 from tokamak.ops.case import difference
 from tokamak.ops.linear.tile import Tile
 from tokamak.ops.load import load_backends
@@ -27,13 +25,7 @@ FORMS = {"chosen": None, "lanes": Tile(4, 256, 1), "cores": Tile(16, 32, 2, 2)}
 
 def product_gaps(form: str) -> dict[str, dict[str, tuple[float, float]]]:
     """The difference and the tolerance of every case that a form takes, by op and case."""
-    command = [sys.executable, "-m", "tests.support.interpreted_products", form]
-    environment = os.environ | {"TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(
-        command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout.splitlines()[-1])
+    return printed_by("interpreted_products", form)
 
 
 def mend_products() -> None:

@@ -187,8 +187,7 @@ def _stacked_packed(
     for part, place, scale in zip(
         parts, codes.split(of_parts), scales.split(of_parts), strict=True
     ):
-        place.copy_(part.codes)
-        place.copy_(in_places(place))
+        place.copy_(in_places(part.codes.to(device)))
         scale.copy_(part.scales.view(torch.uint8))
     return PackedExperts(codes.view(experts, rows, -1), scales.view(UE8M0).view(experts, rows, -1))
 

@@ -38,6 +38,12 @@ def offsets_of(table_row_ptr, numbers, there, stride_block, stride_row, BLOCK_RO
 
 
 @triton.jit
+def place_of_slot(slot, stride_block, stride_row, BLOCK_ROWS: tl.constexpr):
+    """Where the row at a slot of a paged cache begins, in numbers from the cache's own beginning."""
+    return (slot // BLOCK_ROWS) * stride_block + (slot % BLOCK_ROWS) * stride_row
+
+
+@triton.jit
 def slot_of_token(slots_ptr, positions_ptr, token, ratio):
     """Where the group that a token ends lies, int64; -1 where it ends none, or is cached nowhere. See `write_rows`."""
     slot = tl.load(slots_ptr + token)

@@ -12,11 +12,11 @@ import numpy as np
 import pytest
 import torch
 
-from tests.support.numbered import numbered_tokens
+from tests.support.numbered import served_v4_1
 from tests.support.staged import StagedDriver
 from tests.support.steps import a_build, a_model
 from tests.support.tiny import VOCAB_TOKENS, tiny_tokenizer, write_checkpoint
-from tests.support.tiny_v4 import SMALL, v4_1_config, v4_config, weights_of
+from tests.support.tiny_v4 import v4_config, weights_of
 from tokamak.cache.holdings import Holdings
 from tokamak.config.options import EngineOptions
 from tokamak.core.request import SamplingParams
@@ -28,7 +28,7 @@ from tokamak.runner.assemble import plan_rank
 from tokamak.text.tokenizer import Tokenizer
 
 BLOCK, WINDOW = 8, 8
-CONFIG = v4_1_config(**SMALL, engram_compressed_vocab_size=numbered_tokens())
+CONFIG = served_v4_1()
 ANSWER = 6
 GREEDY = SamplingParams(temperature=0, max_tokens=ANSWER, ignore_eos=True)
 

@@ -8,10 +8,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from tests.support.numbered import numbered_tokens
+from tests.support.numbered import served_v4_1
 from tests.support.steps import ModelDriver, a_build, a_model
 from tests.support.tiny import VOCAB_TOKENS, tiny_tokenizer, write_checkpoint
-from tests.support.tiny_v4 import SMALL, v4_1_config, v4_config, weights_of
+from tests.support.tiny_v4 import v4_config, weights_of
 from tokamak.core.request import SamplingParams
 from tokamak.errors import OptionError
 from tokamak.llm import LLM
@@ -27,7 +27,7 @@ LATE = 1 + 7 * 3
 
 CONFIGS = {
     "v4": v4_config(),
-    "v4.1": v4_1_config(**SMALL, engram_compressed_vocab_size=numbered_tokens()),
+    "v4.1": served_v4_1(),
 }
 
 

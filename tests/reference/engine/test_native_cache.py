@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 import torch
 
-from tests.support.numbered import numbered_tokens
+from tests.support.numbered import served_v4_1
 from tests.support.steps import ModelDriver, a_build
 from tests.support.tiny import VOCAB_TOKENS, llama_config, write_checkpoint
-from tests.support.tiny_v4 import SMALL, a_v4_1, v4_1_config, v4_config, weights_of
+from tests.support.tiny_v4 import SMALL, a_v4_1, v4_config, weights_of
 from tokamak.config.options import EngineOptions
 from tokamak.core.request import SamplingParams
 from tokamak.engine.configure import configure
@@ -62,7 +62,7 @@ def test_every_row_that_is_rounded_is_a_record():
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    config = v4_1_config(**SMALL, engram_compressed_vocab_size=numbered_tokens())
+    config = served_v4_1()
     place = tmp_path_factory.mktemp("tiny") / "v4.1"
     return write_checkpoint(place, config, weights=weights_of(config))
 

@@ -8,10 +8,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from tests.support.deepseek_files import V41, deepseek_config, stored_tensors, write_tensors
-from tests.support.numbered import numbered_tokens
-from tests.support.tiny import VOCAB_TOKENS, write_tokenizer
-from tests.support.tiny_v4 import SMALL, v4_1_config, weights_of
+from tests.support.numbered import write_published_v4_1
+from tests.support.tiny import VOCAB_TOKENS
 from tokamak.core.request import SamplingParams
 from tokamak.layers.table import Table
 from tokamak.llm import LLM
@@ -26,12 +24,7 @@ SETTINGS = {
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    config = v4_1_config(**SMALL, engram_compressed_vocab_size=numbered_tokens())
-    tensors, _ = stored_tensors(weights_of(config), V41)
-    said = {**config, "quantization_config": deepseek_config(V41)["quantization_config"]}
-    place = write_tensors(tmp_path_factory.mktemp("tiny") / "v4.1", said, tensors)
-    write_tokenizer(place)
-    return place
+    return write_published_v4_1(tmp_path_factory.mktemp("tiny") / "v4.1")
 
 
 def prompts():

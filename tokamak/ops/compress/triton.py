@@ -10,7 +10,13 @@ from torch import Tensor
 from tokamak.ops.compress.reference import fold_groups, write_rows
 from tokamak.ops.triton_facts import fits, rows_of
 from tokamak.ops.triton_order import order_on
-from tokamak.ops.triton_rows import BY_TOKEN, offsets_of, request_of_row, slot_of_token
+from tokamak.ops.triton_rows import (
+    BY_TOKEN,
+    offsets_of,
+    place_of_slot,
+    request_of_row,
+    slot_of_token,
+)
 
 FOLD_NUMBERS = 2048
 """Values a program of four warps folds at a time, and as many gates."""
@@ -45,7 +51,7 @@ def _write_rows_kernel(
     inside = (cols < width) & (slot >= 0)
     slot = tl.maximum(slot, 0)
     numbers = tl.load(rows_ptr + row * stride_rows_row + cols, mask=inside)
-    place = (slot // BLOCK_ROWS) * stride_cache_block + (slot % BLOCK_ROWS) * stride_cache_row
+    place = place_of_slot(slot, stride_cache_block, stride_cache_row, BLOCK_ROWS)
     tl.store(cache_ptr + place + cols, numbers.to(cache_ptr.dtype.element_ty), mask=inside)
 
 

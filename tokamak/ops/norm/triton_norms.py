@@ -26,6 +26,13 @@ def warps_for(width: int) -> int:
 
 
 @triton.jit
+def normed(x, weight, width, eps, KIND: tl.constexpr):
+    """A row x of float32, zero behind its width, normed and then weighed, each rounded to KIND; weight: float32."""
+    scale = tl.rsqrt(tl.sum(x * x, axis=0) / width + eps)
+    return ((x * scale).to(KIND).to(tl.float32) * weight).to(KIND)
+
+
+@triton.jit
 def _rms_norm_kernel(
     x_ptr,
     residual_ptr,
@@ -53,9 +60,7 @@ def _rms_norm_kernel(
         total = (stream + x).to(residual_ptr.dtype.element_ty)
         tl.store(stream_ptr, total, mask=inside)
         x = total.to(tl.float32)
-    scale = tl.rsqrt(tl.sum(x * x, axis=0) / width + eps)
-    unit = (x * scale).to(out_ptr.dtype.element_ty).to(tl.float32)
-    out = (unit * weight).to(out_ptr.dtype.element_ty)
+    out = normed(x, weight, width, eps, out_ptr.dtype.element_ty)
     tl.store(out_ptr + row * width + cols, out, mask=inside)
 
 

@@ -20,6 +20,8 @@ All functions work on any device, with any float dtype, and never wait for the d
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch
 from torch import Tensor
 
@@ -43,6 +45,20 @@ FP8_LEAST = 1e-4
 """Blocks of smaller numbers are scaled as if this were their largest."""
 MXFP4_LEAST = E2M1_MOST * 2.0**-126
 NVFP4_LEAST = E2M1_MOST * 2.0**-9
+
+
+class Blocks(NamedTuple):
+    """How a format divides a row: numbers that share a scale, and what the largest of them counts as at least."""
+
+    numbers: int
+    least: float
+
+
+BLOCKS_OF = {
+    "fp8": Blocks(FP8_BLOCK, FP8_LEAST),
+    "mxfp4": Blocks(MXFP4_BLOCK, MXFP4_LEAST),
+    "nvfp4": Blocks(NVFP4_BLOCK, NVFP4_LEAST),
+}
 
 
 def encode_fp8(x: Tensor, block: int = FP8_BLOCK) -> tuple[Tensor, Tensor]:

@@ -13,13 +13,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from tokamak.ops.quantize.blocks import (
-    FP8_LEAST,
-    MXFP4_BLOCK,
-    MXFP4_LEAST,
-    NVFP4_BLOCK,
-    NVFP4_LEAST,
-)
+from tokamak.ops.quantize.blocks import BLOCKS_OF
 from tokamak.ops.quantize.reference import fake_fp8, fake_mxfp4, fake_nvfp4
 from tokamak.ops.triton_facts import fits, rows_of
 from tokamak.ops.triton_order import order_on
@@ -144,9 +138,10 @@ def _fake_kernel(
     tl.store(out_ptrs, signed_as(rounded * scale, x).to(out_ptr.dtype.element_ty), mask=inside)
 
 
-def _fake(x: Tensor, block: int, form: str, least: float, *, a_word: int = 0) -> Tensor:
-    """A round trip of the last axis; x: [..., n], n whole blocks of a power of two."""
-    width = x.shape[-1]
+def _fake(x: Tensor, form: str, *, block: int = 0, a_word: int = 0) -> Tensor:
+    """A round trip of the last axis; x: [..., n], n whole blocks of a power of two. block: 0 for the format's own."""
+    width, (own, least) = x.shape[-1], BLOCKS_OF[form]
+    block = block or own
     assert width % block == 0, f"{width} numbers in blocks of {block}"
     rows = rows_of(x).reshape(-1, width)
     out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
@@ -164,22 +159,22 @@ def triton_fake_fp8(x: Tensor, block: int = 32) -> Tensor:
     """E4M3 with a power of two a block."""
     if block & (block - 1):
         return fake_fp8.reference(x, block)
-    return _fake(x, block, "fp8", FP8_LEAST)
+    return _fake(x, "fp8", block=block)
 
 
 def fake_fp8_in_order(x: Tensor, block: int, a_word: int) -> Tensor:
     """The same of blocks of 32 columns or more, with columns in the order of `column_at`."""
     assert block % 32 == 0, f"blocks of {block} do not hold whole words of four"
-    return _fake(x, block, "fp8", FP8_LEAST, a_word=a_word)
+    return _fake(x, "fp8", block=block, a_word=a_word)
 
 
 @fake_mxfp4.backend("triton", fits=fits)
 def triton_fake_mxfp4(x: Tensor) -> Tensor:
     """E2M1 with a power of two per 32."""
-    return _fake(x, MXFP4_BLOCK, "mxfp4", MXFP4_LEAST)
+    return _fake(x, "mxfp4")
 
 
 @fake_nvfp4.backend("triton", fits=fits)
 def triton_fake_nvfp4(x: Tensor) -> Tensor:
     """E2M1 with an E4M3 scale per 16."""
-    return _fake(x, NVFP4_BLOCK, "nvfp4", NVFP4_LEAST)
+    return _fake(x, "nvfp4")

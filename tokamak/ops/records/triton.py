@@ -7,18 +7,15 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from tokamak.ops.quantize.blocks import FP8_LEAST, MXFP4_LEAST, NVFP4_LEAST
+from tokamak.ops.quantize.blocks import BLOCKS_OF
 from tokamak.ops.quantize.triton import TILE_NUMBERS, WARPS, in_blocks
 from tokamak.ops.quantize.triton_floats import e2m1_of_size, e4m3_of_size
-from tokamak.ops.records.formats import FP8, MXFP4, NVFP4, KVFormat
+from tokamak.ops.records.formats import KVFormat
 from tokamak.ops.records.reference import write_records
 from tokamak.ops.records.triton_read import name_of
 from tokamak.ops.triton_facts import fits, rows_of
 from tokamak.ops.triton_order import order_on
-from tokamak.ops.triton_rows import BY_TOKEN, slot_of_token
-
-LEAST = {FP8.name: FP8_LEAST, MXFP4.name: MXFP4_LEAST, NVFP4.name: NVFP4_LEAST}
-"""By format: what a block's largest number counts as at least."""
+from tokamak.ops.triton_rows import BY_TOKEN, place_of_slot, slot_of_token
 
 
 @triton.jit(do_not_specialize=("ratio",), do_not_specialize_on_alignment=BY_TOKEN)
@@ -51,8 +48,8 @@ def _write_records_kernel(
         x = tl.load(rows_ptr + row * stride_rows_row + cols, mask=inside, other=0.0).to(tl.float32)
         size, scale = in_blocks(x, least, FORMAT)
         negative = (x.to(tl.int32, bitcast=True) < 0).to(tl.uint8)
-        record = cache_ptr + (slot // BLOCK_ROWS) * stride_cache_block
-        record += (slot % BLOCK_ROWS) * stride_cache_row
+        place = place_of_slot(slot, stride_cache_block, stride_cache_row, BLOCK_ROWS)
+        record = cache_ptr + place
         width = blocks * BLOCK
         if FORMAT == "fp8":
             tl.store(record + cols, e4m3_of_size(size) | (negative << 7), mask=inside)
@@ -85,6 +82,6 @@ def triton_write_records(
     blocks = width // coding.block
     tile = min(triton.next_power_of_2(blocks), max(TILE_NUMBERS // coding.block, 1))
     _write_records_kernel[(count, triton.cdiv(blocks, tile))](
-        cache, rows, slots, positions, ratio, blocks, LEAST[name], cache.stride(0), cache.stride(2), rows.stride(0),
+        cache, rows, slots, positions, ratio, blocks, BLOCKS_OF[name].least, cache.stride(0), cache.stride(2), rows.stride(0),
         BLOCK_ROWS=cache.shape[2], BLOCK=coding.block, TILE=tile, FORMAT=name, num_warps=WARPS, **order_on(rows.device.type),
     )  # fmt: skip

@@ -67,10 +67,8 @@ def _expand(
     y = torch.randn((rows, width), generator=generator).to(dtype)
     write = torch.rand((rows, count), generator=generator)
     mix = torch.rand((rows, count, count), generator=generator)
-    given = y, _streams(name, sizes, dtype), write, mix
-    return (
-        given if parts == 1 else (*given, torch.randn((rows, width), generator=generator).to(dtype))
-    )
+    also = [torch.randn((rows, width), generator=generator).to(dtype) for _ in range(parts - 1)]
+    return y, _streams(name, sizes, dtype), write, mix, *also
 
 
 def _named(sizes: tuple[int, int, int, float], dtype: torch.dtype) -> str:

@@ -8,7 +8,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from tokamak.ops.norm.triton_norms import warps_for
+from tokamak.ops.norm.triton_norms import normed, warps_for
 from tokamak.ops.residual_mix.reference import collapse_norm, collapse_streams, expand_streams
 from tokamak.ops.triton_facts import fits, rows_of
 from tokamak.ops.triton_order import order_on
@@ -46,10 +46,8 @@ def _collapse_kernel(
     kind = out_ptr.dtype.element_ty
     out = total.to(kind)
     if NORM:
-        x = out.to(tl.float32)
-        unit = (x * tl.rsqrt(tl.sum(x * x, axis=0) / width + eps)).to(kind).to(tl.float32)
         weight = tl.load(weight_ptr + cols, mask=inside, other=0.0).to(tl.float32)
-        out = (unit * weight).to(kind)
+        out = normed(out.to(tl.float32), weight, width, eps, kind)
     tl.store(out_ptr + row * width + cols, out, mask=inside)
 
 

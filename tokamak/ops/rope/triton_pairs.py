@@ -23,6 +23,26 @@ def turned_pairs(x, cos, sin, ROWS: tl.constexpr, PAIRS: tl.constexpr):
     return tl.reshape(both, [ROWS, 2 * PAIRS])
 
 
+@triton.jit
+def turned_end(
+    x,
+    angles_ptr,
+    TURNING: tl.constexpr,
+    ROWS: tl.constexpr,
+    DIM: tl.constexpr,
+    WIDE_DIM: tl.constexpr,
+    BACKWARDS: tl.constexpr,
+):
+    """Rows [ROWS, WIDE_DIM] of float32 with the last TURNING of their DIM numbers turned by the angles of one position."""
+    pairs = tl.arange(0, WIDE_DIM // 2) - (DIM - TURNING) // 2
+    turns = (pairs >= 0) & (pairs < TURNING // 2)
+    cos = tl.load(angles_ptr + pairs, mask=turns, other=1.0)[None, :]
+    sin = tl.load(angles_ptr + TURNING // 2 + pairs, mask=turns, other=0.0)[None, :]
+    if BACKWARDS:
+        sin = -sin
+    return turned_pairs(x, cos, sin, ROWS, WIDE_DIM // 2)
+
+
 @triton.jit(do_not_specialize=["heads"], do_not_specialize_on_alignment=["positions_ptr"])
 def _rotate_pairs_kernel(
     x_ptr,

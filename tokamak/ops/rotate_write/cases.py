@@ -6,11 +6,12 @@ from functools import partial
 
 import torch
 
-from tokamak.ops.case import Case, quarter_turns, seeded
+from tokamak.ops.case import Case, quarter_turns, seeded, tolerance_of
 from tokamak.ops.compress.cases import places_of_tokens
 from tokamak.ops.rotate_write.reference import Rounded
 
-SHAPES: tuple[tuple[int, int, int, bool, int, Rounded], ...] = (
+Shape = tuple[int, int, int, bool, int, Rounded]
+SHAPES: tuple[Shape, ...] = (
     (0, 64, 16, True, 1, ""),
     (1, 24, 24, True, 1, ""),
     (17, 40, 6, False, 4, ""),
@@ -21,9 +22,7 @@ SHAPES: tuple[tuple[int, int, int, bool, int, Rounded], ...] = (
 """Rows, numbers of one, those that turn, whether there is a norm, positions of a group, and the format."""
 
 
-def _make(
-    name: str, shape: tuple[int, int, int, bool, int, Rounded], dtype: torch.dtype
-) -> tuple[object, ...]:
+def _make(name: str, shape: Shape, dtype: torch.dtype) -> tuple[object, ...]:
     rows, width, turning, normed, ratio, rounded = shape
     generator = seeded(name)
     cache = torch.randn((6, 1, 8, width), generator=generator).to(dtype)
@@ -39,12 +38,12 @@ def _make(
     return cache, wide[:, width // 2 : -(width // 2)], given, 1e-6, slots, positions, table, ratio, rounded  # fmt: skip
 
 
-def _tolerance(shape: tuple[int, int, int, bool, int, Rounded], dtype: torch.dtype) -> float:
+def _tolerance(shape: Shape, dtype: torch.dtype) -> float:
     """A norm's last bit may decide what a number is rounded to: a step is a sixteenth of it, or a half."""
     normed, rounded = shape[3], shape[5]
     if rounded and normed:
         return 0.07 if rounded == "fp8" else 0.51
-    return 2e-5 if dtype == torch.float32 else 2.0**-6
+    return tolerance_of(dtype)
 
 
 rotate_write_cases = [

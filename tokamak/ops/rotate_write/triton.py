@@ -7,27 +7,17 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from tokamak.ops.norm.triton_norms import warps_for
-from tokamak.ops.quantize.blocks import (
-    FP8_LEAST,
-    MXFP4_BLOCK,
-    MXFP4_LEAST,
-    NVFP4_BLOCK,
-    NVFP4_LEAST,
-)
+from tokamak.ops.norm.triton_norms import normed, warps_for
+from tokamak.ops.quantize.blocks import BLOCKS_OF, Blocks
 from tokamak.ops.quantize.triton import in_blocks, signed_as
+from tokamak.ops.rope.triton_pairs import turned_end
 from tokamak.ops.rotate_write.reference import Rounded, rotate_write
 from tokamak.ops.triton_facts import fits, rows_of
 from tokamak.ops.triton_order import order_on
-from tokamak.ops.triton_rows import BY_TOKEN, slot_of_token
+from tokamak.ops.triton_rows import BY_TOKEN, place_of_slot, slot_of_token
 
-FORMATS = {
-    "": (1, 0.0),
-    "fp8": (32, FP8_LEAST),
-    "mxfp4": (MXFP4_BLOCK, MXFP4_LEAST),
-    "nvfp4": (NVFP4_BLOCK, NVFP4_LEAST),
-}
-"""Numbers that share a scale, and the least largest of them, by the name of a format."""
+ALONE = Blocks(1, 0.0)
+"""Of numbers that are not rounded."""
 
 
 @triton.jit(do_not_specialize=("ratio",), do_not_specialize_on_alignment=BY_TOKEN)
@@ -64,23 +54,18 @@ def _rotate_write_kernel(
         x = x.to(tl.float32)
         if weight_ptr is not None:
             weight = tl.load(weight_ptr + cols, mask=cols < WIDTH, other=0.0).to(tl.float32)
-            unit = (x * tl.rsqrt(tl.sum(x * x, axis=0) / WIDTH + eps)).to(kind).to(tl.float32)
-            x = (unit * weight).to(kind).to(tl.float32)
+            x = normed(x, weight, WIDTH, eps, kind).to(tl.float32)
         position = tl.load(positions_ptr + row)
-        STILL: tl.constexpr = (WIDTH - TURNING) // 2
-        pairs = tl.arange(0, TILE // 2) - STILL
-        turns = (pairs >= 0) & (pairs < TURNING // 2)
-        angles = cos_sin_ptr + (position - position % ratio).to(tl.int64) * TURNING + pairs
-        cos = tl.load(angles, mask=turns, other=1.0)
-        sin = tl.load(angles + TURNING // 2, mask=turns, other=0.0)
-        first, second = tl.split(tl.reshape(x, [TILE // 2, 2]))
-        left = tl.where(turns, first * cos - second * sin, first)
-        right = tl.where(turns, first * sin + second * cos, second)
-        x = tl.reshape(tl.join(left, right), [TILE // BLOCK, BLOCK]).to(kind).to(tl.float32)
+        angles = cos_sin_ptr + (position - position % ratio).to(tl.int64) * TURNING
+        x = tl.reshape(x, [1, TILE])
+        turned = turned_end(x, angles, TURNING, 1, WIDTH, TILE, False)
+        # What stands still keeps its bits, beside an infinity too.
+        x = tl.where((cols >= WIDTH - TURNING)[None, :], turned, x)
+        x = tl.reshape(x, [TILE // BLOCK, BLOCK]).to(kind).to(tl.float32)
         if FORMAT != "":
             size, scale = in_blocks(x, least, FORMAT)
             x = signed_as(size * scale, x).to(kind).to(tl.float32)
-        place = (slot // BLOCK_ROWS) * stride_cache_block + (slot % BLOCK_ROWS) * stride_cache_row
+        place = place_of_slot(slot, stride_cache_block, stride_cache_row, BLOCK_ROWS)
         cols = tl.arange(0, TILE // BLOCK)[:, None] * BLOCK + tl.arange(0, BLOCK)[None, :]
         tl.store(cache_ptr + place + cols, x.to(cache_ptr.dtype.element_ty), mask=cols < WIDTH)
 
@@ -103,7 +88,7 @@ def triton_rotate_write(
     assert cache.shape[1] == 1, f"a cache of {cache.shape[1]} heads"
     assert (cache.stride(3), slots.stride(0)) == (1, 1), "rows and slots lie in one piece"
     turning = cos_sin.shape[1]
-    block, least = FORMATS[rounded]
+    block, least = BLOCKS_OF.get(rounded, ALONE)
     assert (width - turning) % 2 == 0, f"{turning} numbers at the end of {width} are no pairs"
     assert width % block == 0, f"{width} numbers in blocks of {block}"
     if not count:

@@ -25,7 +25,7 @@ from tokamak.ops.paged_attention.triton_softmax import (
 )
 from tokamak.ops.records import KVFormat
 from tokamak.ops.records.triton_read import format_of, load_rows
-from tokamak.ops.rope.triton_pairs import turned_pairs
+from tokamak.ops.rope.triton_pairs import turned_end
 from tokamak.ops.sparse_attention.reference import sparse_attention
 from tokamak.ops.triton_facts import fits
 from tokamak.ops.triton_order import order_on
@@ -81,23 +81,6 @@ def _listed_end(chosen_ptr, listed, SCAN: tl.constexpr):
         numbers = tl.load(chosen_ptr + at, mask=at < listed, other=-1)
         end = tl.maximum(end, tl.max(tl.where(numbers >= 0, at + 1, 0), axis=0))
     return end
-
-
-@triton.jit
-def _turned_back(
-    mixed,
-    angles_ptr,
-    TURNING: tl.constexpr,
-    ROWS: tl.constexpr,
-    DIM: tl.constexpr,
-    WIDE_DIM: tl.constexpr,
-):
-    """Rows [ROWS, WIDE_DIM] with their last TURNING of DIM numbers turned backwards by the angles of one position."""
-    pairs = tl.arange(0, WIDE_DIM // 2) - (DIM - TURNING) // 2
-    turns = (pairs >= 0) & (pairs < TURNING // 2)
-    cos = tl.load(angles_ptr + pairs, mask=turns, other=1.0)[None, :]
-    sin = tl.load(angles_ptr + TURNING // 2 + pairs, mask=turns, other=0.0)[None, :]
-    return turned_pairs(mixed, cos, -sin, ROWS, WIDE_DIM // 2)
 
 
 @triton.jit(do_not_specialize=VARYING, do_not_specialize_on_alignment=SLICED)
@@ -208,7 +191,7 @@ def _sparse_attention_kernel(
     if cos_sin_ptr is not None:
         # Turning a split's sum turns its share of the result.
         angles = cos_sin_ptr + position.to(tl.int64) * TURNING
-        mixed = _turned_back(mixed, angles, TURNING, ROWS, DIM, WIDE_DIM)
+        mixed = turned_end(mixed, angles, TURNING, ROWS, DIM, WIDE_DIM, True)
     out = out_ptr + token * stride_out_token + first_head * stride_out_head
     leave_rows(
         out, partial_ptr, None, pair, split, SPLITS, rows, most, total, mixed,
